@@ -15,6 +15,7 @@ import pytest
 from live_cases import Cluster
 
 from plait.live.agent.monitor import Counters, ProcessUsage, counters
+from plait.live.agent.outside import SocketTraffic
 from plait.live.protocol.wire import GpuMean, Resources, Usage
 from plait.live.scheduler.explain.resources import JobUsage
 from plait.live.service.usage import (
@@ -51,7 +52,7 @@ def tree():
 
 def test_a_tree_of_processes_is_counted_whole(tree: subprocess.Popen[str]) -> None:
     key, own = (1, 1, 0), (2, 1, 0)
-    found = counters({key: tree.pid, own: os.getpid(), (3, 1, 0): 2**22 + 1})
+    found = counters({key: tree.pid, own: os.getpid(), (3, 1, 0): 2**22 + 1}, SocketTraffic())
     assert set(found) == {key, own}
     assert found[key].cpu_s >= 0.3  # of the child
     assert found[key].memory_bytes > 40 << 20
@@ -62,7 +63,7 @@ def test_rates_are_of_the_time_between_samples(tree: subprocess.Popen[str], monk
     process = Process.of(tree.pid)
     assert process is not None
     samples = iter([Counters(10.0, 5e9, 1e6, None), Counters(20.0, 6e9, 6e6, None), Counters(19.0, 1e9, 0.0, 7.0)])
-    monkeypatch.setattr("plait.live.agent.monitor.counters", lambda roots: dict.fromkeys(roots, next(samples)))
+    monkeypatch.setattr("plait.live.agent.monitor.counters", lambda roots, traffic: dict.fromkeys(roots, next(samples)))
     usage, key = ProcessUsage(5.0), (1, 1, 0)
     assert usage.read(100.0, {key: process}) == {}
     assert usage.read(104.0, {key: process}) == {}  # it is too early for a sample

@@ -24,8 +24,9 @@ from plait.live.agent import journal
 from plait.live.agent.lease import Lease, sound_lease_s
 from plait.live.agent.link import Link
 from plait.live.agent.logs import read_part
-from plait.live.agent.monitor import Busy, GpuWindow, ProcessUsage
+from plait.live.agent.monitor import Busy, GpuWindow, ProcessUsage, disk_bytes
 from plait.live.agent.node import AlreadyRuns, Settings, take_node
+from plait.live.agent.outside import BEGIN_S, OutsideWatch
 from plait.live.agent.processes import container, launch
 from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S, LocalAttempt
 from plait.live.agent.processes.console import ECHO_S
@@ -80,6 +81,8 @@ class Agent(ProcessManager):
         self.epochs = self.journal.memory.epochs
         self.replies: list[Reply] = []
         self._window, self._process_usage = GpuWindow(settings.gpus), ProcessUsage()
+        self._watch = OutsideWatch(self.folder, self.monitor.node.cpus, disk_bytes)
+        self._began_s = procs.boot_s()
         self._pool = ThreadPoolExecutor(_CONSOLE_THREADS, "console")
         self._refused: set[int] = set()
         self._lease_trouble, self._homeless_s = "", math.inf
@@ -143,8 +146,35 @@ class Agent(ProcessManager):
         for attempt in self.attempts.values():
             attempt.resources = known.get(attempt.key)
 
+    def _watch_outside(self) -> None:
+        """OutsideWatch an attempt whose iterations nothing in its processes sees, while it has its GPUs to itself."""
+        if self._watch.busy:
+            return
+        alive = [attempt for attempt in self.attempts.values() if attempt.alive]
+        if not alive and procs.boot_s() - self._began_s >= BEGIN_S:
+            self._watch.measure()
+        for attempt in alive:
+            if attempt.process is not None and attempt.unseen() and self._alone(attempt):
+                attempt.outside_s = procs.boot_s()
+                cuda, gpus = self.monitor.cuda, attempt.run.gpus
+                busy = None if cuda is None else partial(self.monitor.busy, gpus)
+                self._watch.begin(attempt.process.pid, busy, partial(self._watched, attempt))
+                return
+
+    def _alone(self, attempt: LocalAttempt) -> bool:
+        others = [other for other in self.attempts.values() if other.alive and other.run.job != attempt.run.job]
+        return not any(set(attempt.run.gpus) & set(other.run.gpus) for other in others)
+
+    def _watched(self, attempt: LocalAttempt, parts: list[float] | None) -> None:
+        with self.lock:
+            # A program that imported and read for longer than usual may count iterations by now.
+            if attempt.alive and self._alone(attempt) and not attempt.counts_iterations():
+                attempt.outside = parts
+                self.log("seen from outside", key=attempt.key, parts=parts)
+                self.link.wake()
+
     def _usage(self) -> Usage:
-        usage, now_s = self.monitor.usage(), time.monotonic()
+        usage, now_s = replace(self.monitor.usage(), peaks=self._watch.peaks), time.monotonic()
         if self.monitor.cuda is not None:
             return replace(usage, means=self._window.gpus(now_s, usage.gpus))
         busy = [
@@ -362,6 +392,7 @@ class Agent(ProcessManager):
                     self._tell_network(attempt)
                     attempt.watch()
         self.gates.clear(self.attempts.values())
+        self._watch_outside()
         if in_touch and self.link.ever and not self._leaving and now >= self._retry_at:
             self._start([a for a in self.attempts.values() if a.state == STARTING])
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from plait.core.resources import CPU_KIND
 from plait.live.agent.journal import Key
+from plait.live.agent.outside import SocketTraffic
 from plait.live.protocol.wire import GpuMean, GpuUsage, NodeInfo, Resources, Usage
 from plait.live.system import procs
 from plait.live.system.procs import Process
@@ -171,6 +172,12 @@ class Monitor:
             self._before, self._read_at = (busy, all_), now
         return self._usage
 
+    def busy(self, gpus: Sequence[int]) -> float:
+        """How busy the driver reports these GPUs of the node to be now, their mean, 0..1."""
+        if self._nvml is None or not self.cuda or not gpus:
+            return 0.0
+        return sum(self._nvml.usage(self.cuda[gpu]).utilisation for gpu in gpus) / len(gpus)
+
 
 #: The window, and the least time between two samples, seconds.
 WINDOW_S, GPU_SAMPLE_S = 10.0, 0.5
@@ -268,15 +275,17 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class Counters:
-    """Sums over a tree of processes: CPU seconds and disk bytes so far, resident bytes now.
+    """Sums over a tree of processes: CPU seconds, bytes of disks and of sockets so far, resident bytes now.
 
-    Bytes of the disk are None if the kernel does not count them.
+    Bytes are None if the kernel does not count them.
     """
 
     cpu_s: float
     memory_bytes: float
     read_bytes: float | None
     written_bytes: float | None
+    sent_bytes: float | None = None
+    received_bytes: float | None = None
 
 
 class ProcessUsage:
@@ -285,6 +294,7 @@ class ProcessUsage:
     def __init__(self, sample_s: float = SAMPLE_S) -> None:
         self._sample_s, self._at_s = sample_s, -sample_s
         self._before: dict[Key, Counters] = {}
+        self._traffic = SocketTraffic()
         self._known: dict[Key, Resources] = {}
 
     def read(self, now_s: float, runners: Mapping[Key, Process]) -> Mapping[Key, Resources]:
@@ -296,7 +306,9 @@ class ProcessUsage:
         passed_s = now_s - self._at_s
         if passed_s < self._sample_s:
             return self._known
-        counted = counters({key: one.pid for key, one in runners.items() if one.alive}) if runners else {}
+        counted = {}
+        if runners:
+            counted = counters({key: one.pid for key, one in runners.items() if one.alive}, self._traffic)
         self._known = {
             key: _rates(self._before[key], now, passed_s) for key, now in counted.items() if key in self._before
         }
@@ -304,7 +316,7 @@ class ProcessUsage:
         return self._known
 
 
-def counters(roots: Mapping[Key, int]) -> dict[Key, Counters]:
+def counters(roots: Mapping[Key, int], traffic: SocketTraffic) -> dict[Key, Counters]:
     """Sums over each tree of processes, by the pid of its root; roots that have ended are left out."""
     children: dict[int, list[int]] = {}
     found: dict[int, tuple[float, float]] = {}
@@ -314,7 +326,9 @@ def counters(roots: Mapping[Key, int]) -> dict[Key, Counters]:
             continue
         children.setdefault(int(fields[1]), []).append(pid)
         found[pid] = sum(map(int, fields[11:15])) / _TICKS, int(fields[21]) * _PAGE
-    return {key: _summed(_tree(root, children), found) for key, root in roots.items() if root in found}
+    trees = {key: _tree(root, children) for key, root in roots.items() if root in found}
+    moved = traffic.read(trees)
+    return {key: _summed(tree, found, moved[key] or (None, None)) for key, tree in trees.items()}
 
 
 def _tree(root: int, children: Mapping[int, Iterable[int]]) -> list[int]:
@@ -325,19 +339,21 @@ def _tree(root: int, children: Mapping[int, Iterable[int]]) -> list[int]:
     return tree
 
 
-def _summed(pids: Iterable[int], found: Mapping[int, tuple[float, float]]) -> Counters:
+def _summed(
+    pids: Iterable[int], found: Mapping[int, tuple[float, float]], moved: tuple[float | None, float | None]
+) -> Counters:
     cpu_s = memory = 0.0
     disk = [0.0, 0.0]
     told = False
     for pid in pids:
         cpu_s += found[pid][0]
         memory += found[pid][1]
-        if (moved := _disk(pid)) is not None:
-            told, disk = True, [disk[0] + moved[0], disk[1] + moved[1]]
-    return Counters(cpu_s, memory, disk[0] if told else None, disk[1] if told else None)
+        if (both := disk_bytes(pid)) is not None:
+            told, disk = True, [disk[0] + both[0], disk[1] + both[1]]
+    return Counters(cpu_s, memory, disk[0] if told else None, disk[1] if told else None, *moved)
 
 
-def _disk(pid: int) -> tuple[float, float] | None:
+def disk_bytes(pid: int) -> tuple[float, float] | None:
     """Bytes that a process has read from disks and written to them; None if the kernel does not count them."""
     try:
         with open(f"/proc/{pid}/io", "rb") as file:
@@ -356,4 +372,5 @@ def _rates(before: Counters, now: Counters, passed_s: float) -> Resources:
     return Resources(
         max(now.cpu_s - before.cpu_s, 0.0) / passed_s, now.memory_bytes,
         rate(before.read_bytes, now.read_bytes), rate(before.written_bytes, now.written_bytes),
+        rate(before.sent_bytes, now.sent_bytes), rate(before.received_bytes, now.received_bytes),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from pathlib import Path
 from plait.core.resources import Resource
 from plait.live.protocol.wire import Adaptive, Memory, Profile
 from plait.live.system import procs
-from plait.runtime.page import GATES, JobState, Page, PageError, Saves
+from plait.runtime.page import GATES, JobState, Page, PageError, ProfileSource, Saves
 from plait.sharing.directive import StepStats
 
 #: Stage seconds are means over at least so many iterations, if there were as many.
@@ -80,7 +80,10 @@ class PageReader:
         at = _above_zero(page.number("checkpoint_time"))
         self._steps.extend(page.new_steps(self._steps[-1].step if self._steps else -1))
         gate, measured = page.gate, page.profile
-        profile = Profile(list(measured.stage_s), measured.iteration_s, measured.samples) if measured else None
+        profile = None
+        if measured is not None:
+            outside = page.profile_source == ProfileSource.NONE
+            profile = Profile(list(measured.stage_s), measured.iteration_s, measured.samples, outside)
         self._last = Progress(
             steps=steps,
             step_s=self._paced_s(page) or _above_zero(page.number("step_s")),

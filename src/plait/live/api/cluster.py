@@ -183,6 +183,10 @@ class NodeUsage(Answer, frozen=True):
     memory_bytes: float
     gpus: list[GpuReading]
     means: list[GpuTenSeconds]
+    disk_bytes_s: float | None
+    """Highest speed of the disk of its jobs; null before it was measured."""
+    link_bytes_s: float | None
+    """Of its link; of the loopback, an upper bound, where no driver reports it."""
 
 
 class NodeRow(Answer, frozen=True):

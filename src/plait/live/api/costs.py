@@ -87,6 +87,9 @@ class RankUsage(Answer, frozen=True):
     """Resident bytes."""
     read_bytes_s: float | None
     written_bytes_s: float | None
+    sent_bytes_s: float | None
+    """By TCP sockets."""
+    received_bytes_s: float | None
 
 
 class UsageOfJob(Answer, frozen=True):

@@ -91,11 +91,15 @@ class NodeInfo:
 
 @dataclass(frozen=True)
 class Profile:
-    """Stage seconds (storage, CPU, GPU, network) and iteration seconds, measured alone over so many iterations."""
+    """Stage seconds (storage, CPU, GPU, network) and iteration seconds, measured alone over so many iterations.
+
+    `outside`: its stages are seen from outside the processes, or not at all.
+    """
 
     stage_s: list[float]
     iteration_s: float
     samples: int
+    outside: bool = False
 
 
 @dataclass(frozen=True)
@@ -226,15 +230,17 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Resources:
-    """Recent use by the processes of a rank: CPU cores, resident bytes, bytes of disks a second.
+    """Recent use by the processes of a rank: CPU cores, resident bytes, bytes of disks and TCP sockets a second.
 
-    Disks: None where the kernel does not count them.
+    Disks and sockets: None where the kernel does not count them.
     """
 
     cpus: float = 0.0
     memory_bytes: float = 0.0
     read_bytes_s: float | None = None
     written_bytes_s: float | None = None
+    sent_bytes_s: float | None = None
+    received_bytes_s: float | None = None
 
     def __post_init__(self) -> None:
         _clean(
@@ -243,6 +249,8 @@ class Resources:
             memory_bytes=_number(self.memory_bytes, MOST_BYTES),
             read_bytes_s=number_or_none(self.read_bytes_s, MOST_BYTES),
             written_bytes_s=number_or_none(self.written_bytes_s, MOST_BYTES),
+            sent_bytes_s=number_or_none(self.sent_bytes_s, MOST_BYTES),
+            received_bytes_s=number_or_none(self.received_bytes_s, MOST_BYTES),
         )
 
 
@@ -341,13 +349,31 @@ class GpuMean:
 
 
 @dataclass(frozen=True)
+class Peaks:
+    """Highest speeds of a node: of the disk of its jobs and of its link. 0: could not be measured.
+
+    `link_bytes_s` is that of the loopback, an upper bound, where no driver reports the speed.
+    """
+
+    disk_bytes_s: float = 0.0
+    link_bytes_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _clean(self, **{name: _number(value, MOST_BYTES) for name, value in vars(self).items()})
+
+
+@dataclass(frozen=True)
 class Usage:
-    """A node: CPU 0..1, bytes in use, each GPU that can be read, and what is known of the last 10 s of each GPU."""
+    """A node: CPU 0..1, bytes in use, each GPU that can be read, and what is known of the last 10 s of each GPU.
+
+    `peaks`: None before they were measured.
+    """
 
     cpu: float = 0.0
     memory_bytes: float = 0.0
     gpus: list[GpuUsage] = field(default_factory=list)
     means: list[GpuMean] = field(default_factory=list)
+    peaks: Peaks | None = None
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,7 @@ def _update_asked(state: State, note: UpdateAsked) -> None:
     if "time_limit_s" in note.fields:
         job.request.pop(PROJECT_TIME, None)
     if "gpus" in note.fields and (note.fields["gpus"] or 1) != (note.before["gpus"] or 1):
-        job.profiled = job.measured_beside = False  # they are of the size that it had
+        job.profiled = job.measured_beside = job.seen_outside = False  # they are of the size that it had
     state.touched.add(note.job)
 
 
@@ -376,7 +376,8 @@ def _learnt(state: State, note: ProfileRecorded) -> None:
     while len(state.learnt) > MOST_LEARNT:
         del state.learnt[next(iter(state.learnt))]
     if note.job is not None:
-        state.jobs[note.job].profiled = True
+        job = state.jobs[note.job]
+        job.profiled, job.seen_outside = not note.outside, note.outside
 
 
 def _network_set(state: State, note: NetworkSet) -> None:

@@ -99,7 +99,9 @@ def _learn(ctx: Context, job: JobRecord, attempt: Attempt, seen: Seen) -> None:
         return  # paced: its iterations do not show their own time
     columns = controller.job_store.columns
     job_store = columns["stage_s"][job.number].tolist(), float(columns["iteration_s"][job.number])
-    better = job.measured_beside and not job.profiled
+    if profile.outside and (job.profiled or job.measured_beside or job.request.get("profile")):
+        return
+    better = (job.measured_beside or job.seen_outside) and not job.profiled and not profile.outside
     if "stage_s" in known and not better and not _other_times(profile, *job_store):
         return
     rank.learnt_s["profile"] = now_s
@@ -107,7 +109,13 @@ def _learn(ctx: Context, job: JobRecord, attempt: Attempt, seen: Seen) -> None:
     ctx.record(JobProfiled(now_s, np.array([job.number]), np.array([iteration_s]), np.array([stage_s])))
     ctx.record(
         ProfileRecorded(
-            now_s, job=job.number, key=key, stage_s=stage_s, iteration_s=iteration_s, like=like_keys(job.request)
+            now_s,
+            job=job.number,
+            key=key,
+            stage_s=stage_s,
+            iteration_s=iteration_s,
+            like=like_keys(job.request),
+            outside=profile.outside,
         )
     )
     if rank.learnt_s.pop("kept", None) is not None:
@@ -223,6 +231,8 @@ def profile_source(ctx: Context, job: JobRecord) -> str | None:
         return "measured beside others"
     if job.request.get("profile"):
         return "given"
+    if job.seen_outside:
+        return "seen from outside its processes"
     if not job.admitted or ctx.state.controller is None:
         return None
     known = not np.isnan(ctx.state.controller.job_store.columns["stage_s"][job.number, 0])

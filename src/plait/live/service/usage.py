@@ -54,6 +54,8 @@ SERIES = {
     "memory_bytes": Declared("bytes", "resident memory", "Memory", peak=True),
     "read_bytes_s": Declared("bytes/s", "read", "Disk"),
     "written_bytes_s": Declared("bytes/s", "written", "Disk"),
+    "sent_bytes_s": Declared("bytes/s", "sent by sockets", "Network"),
+    "received_bytes_s": Declared("bytes/s", "received by sockets", "Network"),
     "gradient_bytes_s": Declared("bytes/s", "gradients exchanged, sum of ranks", "Network"),
     "iterations_s": Declared("1/s", "iterations a second", "Iterations"),
     "stage_storage_s": Declared("s", "storage", "Stages of an iteration"),

@@ -13,7 +13,8 @@ from pathlib import Path
 from plait.core.errors import InputError
 from plait.live.agent.journal import Key, Remembered
 from plait.live.agent.lease import Lease
-from plait.live.agent.pages import PageReader
+from plait.live.agent.outside import BEGIN_S, profile_of
+from plait.live.agent.pages import PageReader, Progress
 from plait.live.agent.processes.job_files import Claim, end_of, read_claim, read_end
 from plait.live.agent.sharing import GpuProcess
 from plait.live.protocol.validation import sane_text
@@ -24,6 +25,7 @@ from plait.live.protocol.wire import (
     STARTING,
     STOPPING,
     Exchange,
+    Profile,
     Resources,
     Run,
     Seen,
@@ -95,7 +97,8 @@ class LocalAttempt:
     thread of a process that other jobs share (see `merged_runner`); `merged`: the role of that in its end.
     `neighbours`: the jobs that share its GPU (as in control.json); `sharing`: the last directive of the GPU's
     coordinator. `owed_since_s`: when it began to wait for the memory of guests (monotonic clock). `resources`: recent
-    use by its processes.
+    use by its processes. `outside_s`: when they were watched from outside (monotonic clock), and the parts of an
+    iteration in `outside`.
     """
 
     run: Run
@@ -122,6 +125,8 @@ class LocalAttempt:
     merged: str = ""
     page: PageReader | None = field(default=None, repr=False)
     resources: Resources | None = None
+    outside_s: float | None = None
+    outside: list[float] | None = None
     network: RankFiles = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -309,6 +314,9 @@ class LocalAttempt:
             self.know(claim)  # an agent that starts may reattach to a runner before it has claimed anything
             self.pid = claim.child if claim is not None else 0
         progress = dict(vars(self.page.read())) if self.page is not None else {}
+        known: Profile | None = progress.get("profile")
+        if self.outside is not None and (known is None or known.outside):
+            progress["profile"] = profile_of(self.outside, known.iteration_s if known else progress.get("step_s"))
         first_boot_s, last_boot_s = (progress.pop(f"{name}_step_boot_s", None) for name in ("first", "last"))
         now = procs.boot_s()
         over = self.state == ENDED
@@ -331,6 +339,18 @@ class LocalAttempt:
             resources=self.resources if self.alive else None,
             **progress,
         )
+
+    def unseen(self) -> bool:
+        """Whether it is time to watch it from outside: nothing within its processes sees its iterations."""
+        began_s = self.began_boot_s if self.outside_s is None else self.outside_s
+        if self.state != RUNNING or self.run.rank or self.shares or self.run.group.guest or self.outside is not None:
+            return False
+        return procs.boot_s() - began_s >= BEGIN_S and not self.counts_iterations()
+
+    def counts_iterations(self) -> bool:
+        """Whether its own process measures its stages, or will do so."""
+        last = self.page.read() if self.page is not None else Progress()
+        return last.steps > 0 if last.profile is None else not last.profile.outside
 
     def _held_at(self, boot_s: float | None) -> float | None:
         """Seconds it had held its GPUs at that time."""

@@ -22,6 +22,8 @@ from plait.live.scheduler.records.attempts import Attempt, JobRecord, Rank
 
 #: Utilisation below which a GPU that is held counts as idle.
 IDLE = 0.05
+#: Bytes a second of disks and sockets, as fields of `wire.Resources`.
+RATES = ("read_bytes_s", "written_bytes_s", "sent_bytes_s", "received_bytes_s")
 #: A job has stalled that ends no iteration for so many of its own and so many seconds.
 STALLED, STALLED_S = 2.0, 5.0
 
@@ -106,7 +108,7 @@ def _of_processes(seen: Sequence[Seen]) -> dict[str, float]:
     if not measured:
         return {}
     out = {"cpus": sum(one.cpus for one in measured), "memory_bytes": sum(one.memory_bytes for one in measured)}
-    for name in ("read_bytes_s", "written_bytes_s"):
+    for name in RATES:
         known = [rate for one in measured if (rate := getattr(one, name)) is not None]
         if known:
             out[name] = sum(known)
@@ -158,6 +160,6 @@ def _rank(index: int, rank: Rank, busy: dict[Place, float | None]) -> dict[str, 
     used = rank.seen.resources if rank.seen is not None else None
     memory = rank.seen.memory if rank.seen is not None else None
     out["gpu_memory_bytes"] = None if memory is None else memory.peak_bytes
-    for name in ("cpus", "memory_bytes", "read_bytes_s", "written_bytes_s"):
+    for name in ("cpus", "memory_bytes", *RATES):
         out[name] = None if used is None else getattr(used, name)
     return out

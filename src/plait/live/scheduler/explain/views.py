@@ -293,6 +293,8 @@ def nodes(ctx: Context, now_s: float) -> list[NodeRow]:
                     usage.memory_bytes,
                     [GpuReading(one.utilisation, one.memory_bytes) for one in usage.gpus],
                     [GpuTenSeconds(one.utilisation, one.memory_bytes) for one in usage.means],
+                    None if usage.peaks is None else usage.peaks.disk_bytes_s,
+                    None if usage.peaks is None else usage.peaks.link_bytes_s,
                 ),
                 gpus_used=len(held),
                 jobs=jobs,

@@ -194,7 +194,8 @@ class JobRecord:
     attempt, 0 before that. `down_s`: seconds from the request to stop to the end of its last attempt, if it is to
     resume from there; `restarts` of these were measured until their first step, and cost `restart_s` seconds, an
     average in which the last one counts most. `lost_work_s`: of all its attempts. `profiled`: its profile is its own,
-    measured alone; `measured_beside`: measured behind the gate of a group. Of an adaptive job (*seen*): `estimated_s`
+    measured alone; `measured_beside`: measured behind the gate of a group; `seen_outside`: from outside its processes.
+    Of an adaptive job (*seen*): `estimated_s`
     is when the scheduler last accepted its own estimate, `total` the progress that it plans to make in all.
     `device_bytes` (*seen*) of GPU memory stay from step to step in each of its processes, 0 unknown.
     `waits_for`: names of jobs and arrays that have to end before it starts, with the field that names each; `unmet`:
@@ -223,6 +224,7 @@ class JobRecord:
     lost_work_s: float = 0.0
     profiled: bool = False
     measured_beside: bool = False
+    seen_outside: bool = False
     attempt: Attempt | None = None
     waits_for: dict[str, str] = field(default_factory=dict, metadata=form(omit=True))
     unmet: str = field(default="", metadata=form(omit=True))

@@ -185,8 +185,9 @@ class ProfileRecorded:
     """A profile for later jobs: stage times and iteration time, seconds, or the skew, kept under `key` and `like`.
 
     `job`: the job that owns it. `beside`: that job measured its profile behind the gate of a group, and nothing is
-    kept. `sizes`: seconds of an iteration by "NODESxGPUS" of elastic jobs with a fixed batch. `fit`: throughput
-    parameters of jobs that adapt, and the most GPUs they come from.
+    kept. `outside`: it was seen from outside the processes of that job. `sizes`: seconds of an iteration by
+    "NODESxGPUS" of elastic jobs with a fixed batch. `fit`: throughput parameters of jobs that adapt, and the most GPUs
+    they come from.
     """
 
     at_s: float
@@ -197,6 +198,7 @@ class ProfileRecorded:
     like: Sequence[str] = ()
     skew: float | None = None
     beside: bool = False
+    outside: bool = False
     sizes: Mapping[str, float] | None = None
     fit: Sequence[float] | None = None
 

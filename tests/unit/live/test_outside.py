@@ -1,0 +1,137 @@
+"""Stages of programs from outside their processes: sockets, peaks, samples, and the report that carries them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plait.core.resources import Resource
+from plait.live.agent import outside
+from plait.live.agent.monitor import disk_bytes
+from plait.live.agent.outside import PEAKS, OutsideWatch, SocketTraffic, measure_peaks, profile_of, socket_bytes
+from plait.live.protocol.wire import Peaks
+
+SPIN = "while True: pass"
+#: Reads a file of 32 MiB past the page cache, again and again.
+READ = """
+import mmap, os, sys
+path, block = sys.argv[1], mmap.mmap(-1, 1 << 20)
+with open(path, "wb") as file:
+    file.write(os.urandom(32 << 20)); file.flush(); os.fsync(file.fileno())
+fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+print("ready", flush=True)
+while True:
+    for at in range(32):
+        os.preadv(fd, [block], at << 20)
+"""
+#: Sends to itself through the loopback, in two processes.
+SEND = """
+import os, socket, time
+server = socket.create_server(("127.0.0.1", 0))
+if os.fork():
+    sender = socket.create_connection(server.getsockname())
+    while True:
+        sender.sendall(bytes(200_000)); time.sleep(0.01)
+receiver, _ = server.accept()
+while True:
+    receiver.recv(1 << 20)
+"""
+
+
+def test_sockets_are_counted_by_the_kernel() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+        receiver, _ = server.accept()
+        with receiver:
+            traffic, own = SocketTraffic(), {"job": [os.getpid()]}
+            before = traffic.read(own)["job"]
+            thread = threading.Thread(target=sender.sendall, args=(bytes(3_000_000),))
+            thread.start()
+            size = 0
+            while size < 3_000_000:
+                size += len(receiver.recv(1 << 20))
+            thread.join()
+            counts = socket_bytes()
+            assert counts[os.fstat(receiver.fileno()).st_ino] == (0, 3_000_000)
+            after = traffic.read(own)["job"]
+            assert before is not None
+            assert after is not None
+            assert [now - then for now, then in zip(after, before, strict=True)] == pytest.approx([3e6] * 2, abs=2)
+
+
+def test_peaks_are_measured_once_a_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outside, "PROBE_S", 0.05)
+    first = measure_peaks(tmp_path)
+    assert first.disk_bytes_s > 1e6
+    assert first.link_bytes_s > 1e6
+    monkeypatch.setattr(outside, "_disk_bytes_s", lambda folder: 7.0)
+    assert measure_peaks(tmp_path) == first
+    monkeypatch.setattr(outside.procs, "boot_id", lambda: "another")
+    assert measure_peaks(tmp_path).disk_bytes_s == 7.0
+    (tmp_path / PEAKS).write_text('{"boot": "another", "disk_bytes_s": "fast"}')
+    assert measure_peaks(tmp_path).disk_bytes_s == 7.0
+
+
+def watched(
+    program: str, folder: Path, monkeypatch: pytest.MonkeyPatch, gpu: Callable[[], float] | None = None
+) -> list[float] | None:
+    """The parts that a program in a process of its own has, in a second of samples."""
+    monkeypatch.setattr(outside, "SAMPLES", 20)
+    monkeypatch.setattr(outside, "SAMPLE_S", 0.05)
+    monkeypatch.setattr(outside, "PROBE_S", 0.05)
+    found: list[list[float] | None] = []
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(folder / "data")], stdout=subprocess.PIPE, text=True, process_group=0
+    ) as process:
+        if program == READ:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        watch = OutsideWatch(folder, 2.0, disk_bytes)
+        # A fixed link, because the speed of a loopback hardly says what a busy one reaches.
+        watch.peaks = Peaks(measure_peaks(folder).disk_bytes_s, 2e7)
+        watch.begin(process.pid, gpu, found.append)
+        assert watch._thread is not None
+        watch._thread.join()
+        os.killpg(process.pid, signal.SIGKILL)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("program", "gpu", "bottleneck"),
+    [
+        (SPIN, None, Resource.GPU),  # of a slot, which has no other device
+        (SPIN, lambda: 0.0, Resource.CPU),
+        (SPIN, lambda: 1.0, Resource.GPU),  # its host waits in a loop
+        (READ, lambda: 0.0, Resource.STORAGE),
+        (READ, None, Resource.STORAGE),
+        (SEND, lambda: 0.0, Resource.NETWORK),
+    ],
+)
+def test_the_bottleneck_of_a_program(
+    program: str,
+    gpu: Callable[[], float] | None,
+    bottleneck: Resource,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = watched(program, tmp_path, monkeypatch, gpu)
+    assert parts is not None
+    assert parts.index(max(parts)) == bottleneck, parts
+    assert parts[bottleneck] > 0.6
+
+
+def test_a_program_that_does_nothing_has_no_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watched("import time; time.sleep(600)", tmp_path, monkeypatch, lambda: 0.02) is None
+
+
+def test_its_profile_is_of_its_iterations_if_their_length_is_known() -> None:
+    assert profile_of([0.5, 0.0, 0.25, 0.0], 4.0).stage_s == [2.0, 0.0, 1.0, 0.0]
+    unknown = profile_of([0.5, 0.0, 0.25, 0.0], None)
+    assert (unknown.iteration_s, unknown.outside) == (1.0, True)
