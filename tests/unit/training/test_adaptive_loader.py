@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from plait.training.adaptive.loader import AdaptiveDataLoader, AdaptiveLoader
+from plait.training.adaptive.loader import AdaptiveDataLoader, AdaptiveLoader, TokenGroups, TokenStream
 
 pytestmark = pytest.mark.filterwarnings("ignore:plait. this loader may grow its batch")
 
@@ -217,13 +217,67 @@ def test_ranks_that_come_or_go_between_passes_are_taken_in(monkeypatch: pytest.M
     assert (len(loader), loader.current_batch_size) == (5, 8)
 
 
-def test_what_it_cannot_load_it_refuses() -> None:
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self) -> Any:
-            return iter(range(10))
+class Stream(torch.utils.data.IterableDataset):
+    """The numbers 0 to 69, in this order."""
 
-    with pytest.raises(InputError, match=r"AdaptiveDataLoader\(Stream\).*with __len__ and __getitem__"):
+    def __iter__(self) -> Any:
+        return iter(range(70))
+
+
+class Skipped(Stream):
+    """... which counts the samples that it is spared."""
+
+    def __init__(self) -> None:
+        self.skipped = 0
+
+    def skip(self, count: int) -> Any:
+        self.skipped += count
+        return (number % 70 for number in range(count, 10**6))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_is_read_on_from_pass_to_pass_and_begins_again_at_its_end(workers: int) -> None:
+    loader = AdaptiveDataLoader(Stream(), 10, size=40, num_workers=workers)
+    passes = [[int(i) for batch in loader for i in batch] for _ in range(2)]
+    assert passes == [list(range(40)), [*range(40, 70), *range(10)]]
+
+
+def test_a_stream_goes_on_where_the_state_was_taken_without_reading_what_it_can_skip() -> None:
+    first = AdaptiveDataLoader(Stream(), 10, size=40)
+    list(first)
+    for number, _ in enumerate(first):
+        if number == 1:
+            state = saved(first)
+            break
+    for stream in (Stream(), Skipped()):
+        second = AdaptiveDataLoader(stream, 10, size=40)
+        second.load_state_dict(state)
+        assert [int(i) for batch in second for i in batch] == [*range(60, 70), *range(10)]
+    assert stream.skipped == 60  # type: ignore[attr-defined]
+
+
+def test_tokens_are_batched_in_groups_of_nearly_the_same_number() -> None:
+    words = ["a" * (1 + number % 9) for number in range(50)]
+    groups = TokenGroups(words, [len(word) for word in words], 20)
+    sizes = [sum(map(len, groups[index])) for index in range(len(groups))]
+    assert sum(sizes) == sum(map(len, words))
+    assert max(sizes) <= 20
+    assert sorted(sizes)[1] > 10, "all but the last are more than half full"
+    loader = AdaptiveDataLoader(groups, 3, shuffle=True, collate_fn=lambda batch: [w for g in batch for w in g])
+    assert sorted(word for batch in loader for word in batch) == sorted(words)
+    assert list(TokenStream(["aaa", "bb", "cccccccc", "d"], 5)) == [["aaa", "bb"], ["cccccccc"], ["d"]]
+
+
+def test_what_it_cannot_load_it_refuses() -> None:
+    with pytest.raises(InputError, match=r"AdaptiveDataLoader\(Stream, size=None\): give size= for a stream alone"):
         AdaptiveDataLoader(Stream(), 10)
+    with pytest.raises(InputError, match=r"Numbers, size=5.*a length of its own"):
+        AdaptiveDataLoader(Numbers(), 10, size=5)
+    for options in ({"shuffle": True}, {"num_workers": 2}):
+        with pytest.raises(InputError, match="one order and one reader"):
+            AdaptiveDataLoader(Stream(), 10, size=20, **options)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="no samples"):
+        list(AdaptiveDataLoader(iter([]), 10, size=20))
     with pytest.raises(InputError, match="batch_sampler, sampler"):
         numbers(sampler=[1], batch_sampler=[[1]])
     with pytest.raises(InputError, match="in_order"):
@@ -248,12 +302,17 @@ def forker() -> Forker:
     return the_forker()
 
 
-def test_a_job_resized_in_the_middle_of_a_pass_sees_every_sample_once(forker: Forker, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_job_resized_in_the_middle_of_a_pass_sees_every_sample_once(
+    stream: bool, forker: Forker, tmp_path: Path
+) -> None:
     job, seen, outputs = tmp_path / "j-1", tmp_path / "seen", ""
     for epoch, (world, steps) in enumerate([(1, 2), (4, 4), (2, 0)], start=1):
         extra = {"MASTER_PORT": str(free_port()), "world": world}
         gang = [
-            forker.start(job, epoch, "adaptive_data.py", str(seen), str(steps), "1", rank=r, **extra)
+            forker.start(
+                job, epoch, "adaptive_data.py", str(seen), str(steps), "1", *["--stream"] * stream, rank=r, **extra
+            )
             for r in range(world)
         ]
         for attempt in gang:
@@ -262,11 +321,11 @@ def test_a_job_resized_in_the_middle_of_a_pass_sees_every_sample_once(forker: Fo
             outputs += output
     lines = [line.split() for file in tmp_path.glob("seen-*") for line in file.read_text().splitlines()]
     taken = {e: sorted(int(i) for line in lines if line[0] == e for i in line[1:]) for e in ("0", "1")}
-    assert taken == {"0": list(range(100)), "1": list(range(100))}
+    assert taken == {"0": list(range(100)), "1": list(range(100, 200) if stream else range(100))}
     resized = [len(line.split()) - 1 for line in (tmp_path / "seen-2-0").read_text().splitlines()]
     assert resized == [3] * 5, "asked to stop in the fourth step, agreed in the fifth"
     said = [line.split()[1:4] for line in outputs.splitlines() if line.startswith("sums")]
-    assert said == [["0", "100", "4950.0"], ["1", "100", "4950.0"]]
+    assert said == [["0", "100", "4950.0"], ["1", "100", "14950.0" if stream else "4950.0"]]
 
 
 def test_all_ranks_change_the_batch_in_the_same_step_whatever_their_workers_have_fetched(

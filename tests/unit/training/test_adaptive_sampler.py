@@ -80,7 +80,7 @@ def test_an_order_is_its_own_for_each_seed_and_epoch_and_comes_again() -> None:
     assert len({tuple(int(i) for i in order) for order in orders.values()}) == 4
     assert all(sorted(int(i) for i in order) == list(range(50)) for order in orders.values())
     assert EpochOrder(50, shuffle=True, seed=1).of(1).equal(EpochOrder(50, shuffle=True, seed=1).of(1))
-    assert EpochOrder(5, shuffle=False).of(3).tolist() == [0, 1, 2, 3, 4]
+    assert list(EpochOrder(5, shuffle=False).of(3)) == [0, 1, 2, 3, 4]
 
 
 @given(

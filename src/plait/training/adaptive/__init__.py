@@ -9,8 +9,8 @@ for epoch in loader.remaining_epochs(10):
         ...                                        # the usual loop
 """
 
-from plait.training.adaptive.loader import AdaptiveDataLoader, AdaptiveLoader
+from plait.training.adaptive.loader import AdaptiveDataLoader, AdaptiveLoader, TokenGroups, TokenStream
 from plait.training.adaptive.ranks import Accumulator
 from plait.training.adaptive.wrapper import Adaptive
 
-__all__ = ["Accumulator", "Adaptive", "AdaptiveDataLoader", "AdaptiveLoader"]
+__all__ = ["Accumulator", "Adaptive", "AdaptiveDataLoader", "AdaptiveLoader", "TokenGroups", "TokenStream"]

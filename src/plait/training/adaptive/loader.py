@@ -8,18 +8,20 @@
 After a restart a pass continues with any number of ranks. The batch changes between two optimizer steps, by decision
 of rank 0. Outside plait, and on one process, the number of ranks stays fixed and everything else works.
 
-`AdaptiveLoader` does not depend on how samples are loaded; `AdaptiveDataLoader` loads them by torch's DataLoader.
+`AdaptiveLoader` does not depend on how samples are loaded; `AdaptiveDataLoader` loads them by torch's DataLoader, also
+those of a stream. Batches of tokens are batches of groups of samples (`TokenGroups`, `TokenStream`), each of which has
+nearly the same number of tokens.
 """
 
 from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from plait.core.errors import InputError
 from plait.core.resources import Resource
@@ -54,13 +56,17 @@ class AdaptiveLoader(ABC):
         shuffle: bool = False,
         seed: int = 0,
         interval_s: float = INTERVAL_S,
+        stream: bool = False,
     ) -> None:
-        """Pass over `size` samples; all other arguments are those of `AdaptiveDataLoader`."""
+        """Pass over `size` samples; all other arguments are those of `AdaptiveDataLoader`.
+
+        `stream`: each pass is over the next `size` samples, whose indices continue those of the last one.
+        """
         self.limits = bounds(batch_size, max_batch_size, local_batch, accumulation)
         if size < 1:
             raise InputError("an adaptive loader over no samples: give it a data set with one or more")
         self.size, self.batch_size = size, self.limits.initial
-        self.plan = Plan(EpochOrder(size, shuffle=shuffle, seed=seed))
+        self.plan = Plan(EpochOrder(size, shuffle=shuffle, seed=seed, stream=stream))
         self.progress = Progress(size, self.batch_size)
         self.timings = Timings(self._waited_s)
         self.decisions = Decisions(self.limits, self.plan, self.timings, interval(interval_s))
@@ -344,7 +350,7 @@ class AdaptiveLoader(ABC):
 
 
 class AdaptiveDataLoader(AdaptiveLoader):
-    """A torch DataLoader over a map-style data set, with batches that follow the resources of the job."""
+    """A torch DataLoader over a data set or a stream, with batches that follow the resources of the job."""
 
     def __init__(
         self,
@@ -357,9 +363,14 @@ class AdaptiveDataLoader(AdaptiveLoader):
         shuffle: bool = False,
         seed: int = 0,
         interval_s: float = INTERVAL_S,
+        size: int | None = None,
         **options: Any,
     ) -> None:
-        """Load `dataset`, which has `__len__` and `__getitem__`.
+        """Load `dataset`, which has `__len__` and `__getitem__`, or is a stream (an `IterableDataset`).
+
+        A stream yields the same samples in the same order on each rank and in each attempt, and `size` of them are a
+        pass; a rank reads all and keeps its own. Where it ends, it begins again. It may have `skip(n)`, as streams of
+        Hugging Face's datasets do, which a resumed job calls instead of reading what it has had.
 
         `batch_size` is the total batch of an optimizer step, over all ranks, for which the learning rate was tuned;
         `max_batch_size` is the largest allowed (the same if None); `local_batch` the least and most examples of one
@@ -368,15 +379,23 @@ class AdaptiveDataLoader(AdaptiveLoader):
         order for each epoch from `seed`. `interval_s`: seconds > 0 between two checks for a better batch. Other
         `options` are those of DataLoader.
 
-        Raises `InputError` for iterable data sets, contradictory bounds, invalid intervals, and options that would
-        determine the order of samples.
+        Raises `InputError` for streams without `size`, with `shuffle` or with several workers, contradictory bounds,
+        invalid intervals, and options that would determine the order of samples.
         """
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+        name = type(dataset).__name__
+        if stream != (size is not None):
             raise InputError(
-                f"AdaptiveDataLoader({type(dataset).__name__}): a stream has no positions that could be "
-                "redistributed over another number of ranks; give a data set with __len__ and __getitem__, or keep the "
-                "number of GPUs (plait submit --gpus) and use job.wrap_loader(DataLoader(...))"
+                f"AdaptiveDataLoader({name}, size={size}): give size= for a stream alone, as the number of its samples "
+                "that count as a pass over the data; a data set with __len__ and __getitem__ has a length of its own"
             )
+        if stream and (shuffle or options.get("num_workers", 0) > 1):
+            raise InputError(
+                f"AdaptiveDataLoader({name}): a stream has one order and one reader; leave out shuffle= and "
+                "num_workers= above 1, and shuffle within the stream, by a seed that is the same on all ranks"
+            )
+        if stream:
+            dataset = _Walk(dataset)
         wrong = sorted({"sampler", "batch_sampler", "drop_last"} & options.keys())
         if wrong or options.get("in_order") is False:
             raise InputError(
@@ -384,7 +403,7 @@ class AdaptiveDataLoader(AdaptiveLoader):
                 "each once in a pass; choose the order by shuffle= and seed=, and leave samples out in the data set"
             )
         super().__init__(
-            len(dataset),
+            len(dataset) if size is None else size,
             batch_size,
             max_batch_size=max_batch_size,
             local_batch=local_batch,
@@ -392,6 +411,7 @@ class AdaptiveDataLoader(AdaptiveLoader):
             shuffle=shuffle,
             seed=seed,
             interval_s=interval_s,
+            stream=stream,
         )
         self.dataset = dataset
         self._options = options
@@ -411,3 +431,76 @@ class AdaptiveDataLoader(AdaptiveLoader):
             dataset, self._timer = marked(job, dataset, workers)
             options["worker_init_fn"] = partial(ignore_in_worker, options.get("worker_init_fn"))
         return DataLoader(dataset, batch_sampler=plan, **options)
+
+
+class _Walk:
+    """The samples of a stream by their place in it; places are requested in rising order, except after a restart."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._at = stream, 0
+        self._samples: Iterator[Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_stream": self._stream, "_at": 0, "_samples": None}  # iterators cannot be sent to a worker
+
+    def __getitem__(self, place: int) -> Any:
+        """Raises `InputError` if the stream is empty."""
+        if self._samples is None or place < self._at:
+            skips = hasattr(self._stream, "skip")
+            self._samples = iter(self._stream.skip(place) if skips and place else self._stream)
+            self._at = place if skips else 0
+        while True:
+            sample = next(self._samples, _END)
+            if sample is _END:  # of a pass over the stream
+                self._samples = iter(self._stream)
+                sample = next(self._samples, _END)
+            if sample is _END:
+                raise InputError(f"AdaptiveDataLoader({type(self._stream).__name__}): the stream has no samples")
+            self._at += 1
+            if self._at > place:
+                return sample
+
+
+def _groups(samples: Iterable[Any], tokens: int, length: Callable[[Any], int]) -> Iterator[list[Any]]:
+    """Consecutive samples of at most `tokens` tokens together; a longer one is a group of its own."""
+    group: list[Any] = []
+    total = 0
+    for sample in samples:
+        own = length(sample)
+        if group and total + own > tokens:
+            yield group
+            group, total = [], 0
+        group.append(sample)
+        total += own
+    if group:
+        yield group
+
+
+class TokenGroups(Dataset[list[Any]]):
+    """A data set of groups of samples that have about `tokens` tokens each, for batches that are counted in tokens.
+
+    Batch sizes of the loader then count groups: give `batch_size=tokens_of_a_step // tokens` and a `collate_fn` that
+    takes a list of groups.
+    """
+
+    def __init__(self, dataset: Any, lengths: Sequence[int], tokens: int) -> None:
+        """Group the samples of `dataset`, which have these `lengths`, by length: batches then need little padding."""
+        self.dataset, order = dataset, sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
+        self.groups = list(_groups(order, tokens, lengths.__getitem__))
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __getitem__(self, index: int) -> list[Any]:
+        return [self.dataset[i] for i in self.groups[index]]
+
+
+class TokenStream(IterableDataset[list[Any]]):
+    """A stream of groups of consecutive samples of `stream` that have at most `tokens` tokens; see `TokenGroups`."""
+
+    def __init__(self, stream: Iterable[Any], tokens: int, length: Callable[[Any], int] = len) -> None:
+        """`length` counts the tokens of a sample."""
+        self._stream, self._tokens, self._length = stream, tokens, length
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return _groups(self._stream, self._tokens, self._length)

@@ -91,18 +91,19 @@ def passes_left(done: int, size: int, ranks: int, local: int, passes: int) -> in
 class EpochOrder:
     """The order of the samples of an epoch, by (seed, epoch): position -> index in the data set.
 
-    >>> EpochOrder(4, shuffle=False).of(7).tolist()
-    [0, 1, 2, 3]
+    >>> EpochOrder(4, shuffle=False).of(7)
+    range(0, 4)
     """
 
-    def __init__(self, size: int, *, shuffle: bool, seed: int = 0) -> None:
-        """Order `size` samples, in random order if `shuffle`."""
-        self.size, self.shuffle, self.seed = size, shuffle, seed
+    def __init__(self, size: int, *, shuffle: bool, seed: int = 0, stream: bool = False) -> None:
+        """Order `size` samples, in random order if `shuffle`; of a `stream`, the next `size` in each epoch."""
+        self.size, self.shuffle, self.seed, self.stream = size, shuffle, seed, stream
 
-    def of(self, epoch: int) -> torch.Tensor:
-        """The indices, shape (size,), in the order of `epoch`."""
+    def of(self, epoch: int) -> torch.Tensor | range:
+        """The indices, `size` of them, in the order of `epoch`."""
         if not self.shuffle:
-            return torch.arange(self.size)
+            first = epoch * self.size if self.stream else 0
+            return range(first, first + self.size)
         # Mix two numbers into one seed, such that neighbours of either are far apart.
         mixed = (self.seed * 0x9E3779B97F4A7C15 + (epoch + 1) * 0xBF58476D1CE4E5B9) & 0x7FFFFFFFFFFFFFFF
         return torch.randperm(self.size, generator=torch.Generator().manual_seed(mixed))
@@ -202,7 +203,8 @@ class Plan:
                 places = step.part(index, rank)
                 self._microbatches.append(Microbatch(step, index, len(places), number, measured))
                 seed = (self.order.seed * 1_000_003 + epoch * 7_368_787 + places.start) & 0x7FFFFFFF
-                yield indices_of(order[places.start : places.stop].tolist(), seed)
+                indices = order[places.start : places.stop]
+                yield indices_of(list(indices) if isinstance(indices, range) else indices.tolist(), seed)
 
     def _number(self, step: Step) -> tuple[int, bool]:
         """The number of this step among the full ones, 0 for an uneven one, and whether it is measured."""

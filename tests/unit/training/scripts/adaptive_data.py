@@ -1,4 +1,4 @@
-"""Any number of ranks over 100 samples, initial batch 10; adaptive_data.py SEEN STEPS [WORKERS] [--change].
+"""Any number of ranks over 100 samples, initial batch 10; adaptive_data.py SEEN STEPS [WORKERS] [--change] [--stream].
 
 Each rank writes a line for each of its batches to SEEN-EPOCH-RANK: the pass and its samples. After STEPS steps of this
 attempt the job is asked to stop; 0: never. What the accumulator says at the end of each pass is in the output.
@@ -35,6 +35,11 @@ class Numbers:
         return index
 
 
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(200))
+
+
 class Noise:
     """Of a gradient that is all noise."""
 
@@ -49,7 +54,10 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1)
 job = attach(optimizer=optimizer)
 held_out = job.wrap_loader(torch.utils.data.DataLoader(Numbers(), 50), train=False)
 options = {"max_batch_size": 40, "local_batch": (1, 8), "accumulation": True, "interval_s": 1e-9} if change else {}
-loader = AdaptiveDataLoader(Numbers(), 10, shuffle=True, seed=3, num_workers=workers, **options)
+if "--stream" in sys.argv:
+    loader = AdaptiveDataLoader(Stream(), 10, size=100, num_workers=workers)
+else:
+    loader = AdaptiveDataLoader(Numbers(), 10, shuffle=True, seed=3, num_workers=workers, **options)
 metrics = Accumulator()
 job.resume()
 made = 0
