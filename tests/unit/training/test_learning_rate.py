@@ -148,11 +148,19 @@ def test_while_gradients_accumulate_nothing_steps() -> None:
     assert after == [1]
 
 
-def test_a_closure_is_refused() -> None:
-    optimizer = torch.optim.SGD([parameter()], lr=1.0)
-    hold_optimizer(optimizer, StepGate(), lambda: None)
-    with pytest.raises(InputError, match=r"call loss\.backward\(\)"):
-        optimizer.step(lambda: 0.0)
+def test_a_closure_runs_for_each_batch_and_the_step_only_after_the_last() -> None:
+    p, gate = parameter(), StepGate()
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    hold_optimizer(optimizer, gate, lambda: None)
+
+    def closure() -> float:
+        p.sum().backward()
+        return 7.0
+
+    for last in (False, True):
+        gate.stepping = last
+        assert optimizer.step(closure) == 7.0
+    assert torch.equal(p.detach(), torch.full((2,), -1.0))
 
 
 @pytest.mark.parametrize("first", [False, True])

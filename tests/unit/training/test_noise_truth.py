@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attempts import free_port, the_forker
+from attempts import PREEMPTED, free_port, the_forker
 
 pytest.importorskip("torch")
 
@@ -63,9 +63,10 @@ def test_the_noise_scale_is_the_exact_one(model: str, optimizer: str, how: str, 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not SLOW, reason="minutes: 8 trainings; set PLAIT_SLOW=1")
-def test_over_many_trainings_the_mean_is_the_exact_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("world", [1, 2])
+def test_over_many_trainings_the_mean_is_the_exact_one(world: int, tmp_path: Path) -> None:
     """Where one training leaves an error of a third, eight leave one of an eighth: nothing pulls to one side."""
-    all_said = [measured(tmp_path, "mlp", "adam", "moving", 1, 2400, seed) for seed in range(1, 9)]
+    all_said = [measured(tmp_path, "mlp", "adam", "moving", world, 2400, seed) for seed in range(1, 9)]
     exact_sqr, sqr, exact_var, var = (
         sum(said[what][i] for said in all_said) for what in ("sqr", "var") for i in range(2)
     )
@@ -87,6 +88,32 @@ def play(script: str, world: int, folder: Path) -> None:
 
 def test_estimates_are_those_of_the_gradients_that_went_in(tmp_path: Path) -> None:
     play("gradient_ranks.py", 3, tmp_path / "j-1")
+
+
+def test_shards_of_fsdp2_go_on_with_any_number_of_ranks_and_have_a_fit_of_their_times(tmp_path: Path) -> None:
+    import torch
+
+    found = []
+    for name, attempts in {"resized": [(2, 7), (3, 9), (1, 0)], "plain": [(1, 0)]}.items():
+        out = tmp_path / f"{name}.pt"
+        for epoch, (world, steps) in enumerate(attempts, start=1):
+            port = str(free_port())
+            gang = [
+                the_forker().start(
+                    tmp_path / name, epoch, "sharded_resize.py", str(out), str(steps), rank=rank, world=world,
+                    MASTER_PORT=port,
+                )
+                for rank in range(world)
+            ]  # fmt: skip
+            for attempt in gang:
+                code, output = attempt.end()
+                assert code == (PREEMPTED if steps else 0), output
+        found.append(torch.load(out))
+    resized, plain = found
+    for name, weights in plain["weights"].items():
+        torch.testing.assert_close(resized["weights"][name], weights, rtol=1e-4, atol=1e-5)
+    assert resized["fitted"]
+    assert resized["gpus"] == [1, 2, 3]
 
 
 def test_shards_of_fsdp2_give_the_estimate_of_the_whole(tmp_path: Path) -> None:

@@ -45,23 +45,23 @@ class StepGate:
 def hold_optimizer(optimizer: Any, gate: StepGate, after: Callable[[], None]) -> None:
     """Run `optimizer.step` only while `gate.stepping`; `after` is called after each step, also a failed one.
 
-    A step with a closure raises `InputError`.
+    A closure (of Lightning, say) runs for each batch, before the step: none of these optimizers calls it twice.
     """
     step = optimizer.step
 
     @functools.wraps(getattr(step, "__func__", step))  # with the attributes that schedulers look for
     def held_step(_: Any, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        loss = None
         if closure is not None:
-            raise InputError(
-                "optimizer.step(closure) of an adaptive job: not every batch ends in a step, and its gradients "
-                "have to be there before; call loss.backward(), then optimizer.step()"
-            )
+            with torch.enable_grad():
+                loss = closure()
         if not gate.stepping:
-            return None
+            return loss
         try:
-            return step(**options)
+            made = step(**options)
         finally:
             after()
+        return made if closure is None else loss
 
     held_step.__dict__[_MARK] = True
     optimizer.step = types.MethodType(held_step, optimizer)  # a bound method, as schedulers expect

@@ -125,6 +125,10 @@ class Timings:
         self._over: deque[_Pass] = deque()
         self._warm: int | None = None  # examples per GPU of the previous pass in this epoch
         self.changed = False  # since `changed` was last set to False
+        #: Whether reductions are no part that could be measured by itself: FSDP2 starts them within the backward pass.
+        #: They are then what a pass with one takes longer than a pass that only accumulates; without such passes they
+        #: count as computation, which is right for every batch on the same GPUs.
+        self.pooled = False
 
     @property
     def keys(self) -> Mapping[Key, Timing]:
@@ -181,7 +185,7 @@ class Timings:
         """Count the passes that have ended on the device, too."""
         while self._over and (isinstance(self._over[0].end, float) or self._over[0].end.query()):
             first = self._over[0]
-            sync_s = 0.0 if first.key[1] == 1 else first.sync() if callable(first.sync) else first.sync
+            sync_s = 0.0 if first.key[1] == 1 or self.pooled else first.sync() if callable(first.sync) else first.sync
             if callable(first.sync) and sync_s is None and len(self._over) < WAITING:
                 return
             self._add(self._over.popleft(), sync_s)
@@ -214,11 +218,12 @@ class Timings:
 
         from plait.goodput.fit import Measurements
 
-        rows = [
-            (*key, (t.grad_s + t.step_s - t.sync_s) / (t.grads + t.steps), t.step_s / t.steps)
-            for key, t in sorted(self._keys.items())
-            if t.steps
-        ]
+        def grad_s_of(t: Timing) -> float:
+            if self.pooled and t.grads:
+                return min(t.grad_s / t.grads, t.step_s / t.steps)
+            return (t.grad_s + t.step_s - t.sync_s) / (t.grads + t.steps)
+
+        rows = [(*key, grad_s_of(t), t.step_s / t.steps) for key, t in sorted(self._keys.items()) if t.steps]
         if not rows:
             return None
         nodes, gpus, local, grad_s, step_s = np.array(rows, dtype=np.float64).T

@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.tensor import distribute_tensor
 
 from plait.core.errors import InputError
 from plait.training.adaptive.hooks import GradientHooks, Hook
@@ -186,6 +187,7 @@ class Adaptive:
         # Hooks of the instance run before the process-wide ones, by which plait counts steps and saves.
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
+        loader.timings.pooled = self.kind == "fsdp2"
         halves = halves and self.kind != "fsdp2"
         loader.follow(self.careful, self._begin, self._end, counted=True, halves=halves, every=noise_every)
 
@@ -207,13 +209,15 @@ class Adaptive:
         return GradientHooks(self.optimizer)
 
     def _register(self) -> None:
-        """Register all state with the job; without FSDP2's shards, which fit one number of ranks only."""
+        """Register all state with the job."""
         self.job.register_state(adaptive=self)
         if not isinstance(self.job, AttachedJob):
             return
         kept = self.job.kept
         if self.kind == "fsdp2":
             self.job.compute.know(self.optimizer)
+            kept.replicated.add(name := kept.free_name("sharded"))  # rank 0 alone saves it
+            kept.give(name, ShardedState(self.model, self.optimizer, kept=self.job.around.rank == 0))
         else:
             self.job.wrap_optimizer(self.optimizer)
         if kept.name_of(self.model) is None and self.kind == "plain":
@@ -412,3 +416,59 @@ def _overflowed(optimizer: Any) -> bool:
     """True if a gradient scaler has set the flag by which a fused optimizer skips the step."""
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)
+
+
+class ShardedState:
+    """Model and optimizer that `fully_shard` (FSDP2) has sharded, as whole tensors in the host memory of rank 0.
+
+    They fit any number of ranks: each cuts its own shards out of them when it resumes. torch's own
+    `torch.distributed.checkpoint.state_dict` makes a step of an optimizer without state, which would count.
+    """
+
+    def __init__(self, model: Any, optimizer: Any, *, kept: bool) -> None:
+        """`kept`: whether this rank keeps what is gathered; all ranks take part."""
+        self._model, self._optimizer, self._kept = model, optimizer, kept
+        self._whole: dict[str, Any] = {}
+
+    def before_checkpoint(self) -> None:
+        """Gather all shards; collective."""
+        optimizer = self._optimizer.state_dict()
+        whole = {
+            "model": {name: self._gathered(value) for name, value in self._model.state_dict().items()},
+            "groups": optimizer["param_groups"],
+            "state": {
+                index: {name: self._gathered(value) for name, value in state.items()}
+                for index, state in optimizer["state"].items()
+            },
+        }
+        self._whole = whole if self._kept else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The newest `before_checkpoint`: tensors and plain values, loads with `weights_only=True`."""
+        return self._whole
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it on any number of ranks; raises `RuntimeError` or `KeyError` for another model."""
+        own = self._model.state_dict()
+        self._model.load_state_dict({name: _sharded(value, own.get(name)) for name, value in state["model"].items()})
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        states = {
+            index: {name: _sharded(value, parameters[index]) for name, value in one.items()}
+            for index, one in state["state"].items()
+        }
+        self._optimizer.load_state_dict({"param_groups": state["groups"], "state": states})
+
+    def _gathered(self, value: Any) -> Any:
+        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+        if not isinstance(whole, torch.Tensor):
+            return whole
+        return whole.cpu() if self._kept else None
+
+
+def _sharded(value: Any, like: Any) -> Any:
+    """Cut a whole tensor as `like` is cut; the step of an optimizer and the like stay whole."""
+    if not isinstance(value, torch.Tensor) or not hasattr(like, "placements") or value.shape != like.shape:
+        return value
+    whole = value.to(like.device)
+    # Each rank has the whole tensor, so none has to send it.
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
