@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from attempts import PREEMPTED, ROOT, Forker, steps_saved, the_forker
+from attempts import PREEMPTED, ROOT, Forker, free_port, steps_saved, the_forker
 
 EXAMPLES = ROOT / "examples" / "training"
 IMPORTS = (
@@ -47,6 +47,40 @@ def test_stopped_in_the_middle_and_at_the_end_of_an_epoch(
     code, output = forker.start(job, 4, "trainers.py", str(ours), library, workers).end()
     assert (code, undisturbed.end()[0]) == (0, 0), output
     assert ours.read_text().splitlines() == (tmp_path / "plain").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("library", "worlds"), [("transformers", (1, 2, 1)), ("lightning", (1, 1)), ("accelerate", (1, 2, 1))]
+)
+def test_the_batch_adapts_inside_a_trainer_and_its_job_is_resized(
+    library: str, worlds: tuple[int, ...], forker: Forker, tmp_path: Path
+) -> None:
+    pytest.importorskip(library)
+    outputs = ""
+    for epoch, world in enumerate(worlds, start=1):
+        steps = 5 if epoch < len(worlds) else 0
+        port = str(free_port())
+        gang = [
+            forker.start(
+                tmp_path / "j-1", epoch, "adaptive_trainers.py", library, str(tmp_path / "seen"), str(steps), rank=rank,
+                world=world, MASTER_PORT=port, MASTER_ADDR="127.0.0.1", LOCAL_RANK=str(rank),
+            )
+            for rank in range(world)
+        ]  # fmt: skip
+        for attempt in gang:
+            code, output = attempt.end()
+            assert code == (PREEMPTED if steps else 0), output
+            outputs += output
+    passes: dict[str, list[int]] = {}
+    for file in tmp_path.glob("seen-*"):
+        for line in file.read_text().splitlines():
+            number, *indices = line.split()
+            passes.setdefault(number, []).extend(map(int, indices))
+    assert sorted(passes["0"]) == list(range(120)), "each sample once in a whole pass, whatever the ranks were"
+    _, progress, rate, _, updates = next(line for line in outputs.splitlines() if line.startswith("end ")).split()
+    assert float(progress) == pytest.approx(20, abs=2.7), "two epochs of ten iterations at the initial batch"
+    assert float(rate) == pytest.approx(1e-2 * (1 - float(progress) // 1 / (20 if library == "transformers" else 40)))
+    assert int(updates) > 8
 
 
 @pytest.mark.parametrize(

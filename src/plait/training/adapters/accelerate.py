@@ -7,6 +7,12 @@
 
 The returned loader replaces the prepared one: it yields the same batches on the same device, with marks, and after a
 resume the remaining ones. Accelerate's own loader would fetch one batch ahead of every checkpoint.
+
+With an adaptive loader, which is not prepared, the batch follows the GPUs of the job:
+
+    model, optimizer = accelerator.prepare(model, optimizer)
+    adaptive, batches = adapt(accelerator, loader, model=model, optimizer=optimizer, epochs=10)
+    for batch in batches: ...                                   # backward, step, zero_grad for each batch
 """
 
 from __future__ import annotations
@@ -19,7 +25,10 @@ from accelerate.utils import send_to_device, synchronize_rng_states
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
+from plait.core.errors import InputError
 from plait.training import attachment
+from plait.training.adapters.foreign import Passes
+from plait.training.adaptive import Adaptive, AdaptiveLoader
 from plait.training.job import Job
 
 
@@ -40,6 +49,25 @@ def attach(accelerator: Any, loader: Any, *, model: Any, optimizer: Any, **state
     if not known or not isinstance(base, DataLoader) or isinstance(base.dataset, IterableDataset):
         return job, job.wrap_loader(loader)
     return job, PreparedLoader(job, loader, job.wrap_loader(base))
+
+
+def adapt(
+    accelerator: Any, loader: AdaptiveLoader, *, model: Any, optimizer: Any, epochs: float, **options: Any
+) -> tuple[Adaptive, Passes]:
+    """Adapt prepared `model` and `optimizer`; also returns the batches of all passes, on the accelerator's device.
+
+    They end at the progress of `epochs` at the initial batch. `options`: those of `Adaptive`; a scheduler among them is
+    not prepared. Raises `InputError` if Accelerate accumulates gradients itself.
+    """
+    if accelerator.gradient_accumulation_steps > 1:
+        raise InputError(
+            f"adapt(Accelerator(gradient_accumulation_steps={accelerator.gradient_accumulation_steps})): leave it out; "
+            "an adaptive loader with accumulation=True decides how many batches make a step"
+        )
+    scaler = getattr(accelerator, "scaler", None)
+    inner = getattr(optimizer, "optimizer", optimizer)
+    adaptive = Adaptive(attachment.attach(), model, inner, loader, scaler=scaler, **options)
+    return adaptive, Passes(loader, epochs, lambda batch: send_to_device(batch, accelerator.device))
 
 
 class PreparedLoader:

@@ -2,6 +2,11 @@
 
 Lightning writes its own checkpoints. The training loaders are marked as by `job.wrap_loader`, so that a resumed epoch
 continues with the remaining batches; their positions and the random streams are in the callback's state.
+
+With an adaptive loader the batch follows the GPUs of the job, and checkpoints are plait's own:
+
+    plait = AdaptiveCallback(AdaptiveDataLoader(data, 32, max_batch_size=256), epochs=10)
+    Trainer(max_epochs=1, callbacks=[plait]).fit(module, plait.batches)
 """
 
 from __future__ import annotations
@@ -15,6 +20,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from plait.core.resources import Resource, skew
 from plait.runtime.page import STOP_NOW
 from plait.training.adapters import foreign
+from plait.training.adapters.foreign import Passes
+from plait.training.adaptive import Adaptive, AdaptiveLoader
 from plait.training.attached_job import AttachedJob
 from plait.training.attachment import attach
 from plait.training.loader.loader import wrap
@@ -133,3 +140,36 @@ def _validates_next(trainer: Trainer) -> bool:
 
 def _in(folder: Path) -> Path:
     return folder / FILE
+
+
+class _Sized(Passes):
+    """Of a loader without a length Lightning fetches one batch ahead, before the step of the last one is made."""
+
+    def __len__(self) -> int:
+        return 2**31
+
+
+class AdaptiveCallback(Callback):
+    """Lets batch and learning rate follow the job, for the progress of so many epochs, all in one of Lightning's.
+
+    Validate by steps (`val_check_interval`). One optimizer, with automatic optimization; leave its scheduler out of
+    `configure_optimizers` if it goes by steps, and give it as an option: `scheduler=function of the optimizer`.
+    """
+
+    def __init__(self, loader: AdaptiveLoader, epochs: float, *, scheduler: Any = None, **options: Any) -> None:
+        """`options`: those of `Adaptive`."""
+        self.batches = _Sized(loader, epochs)
+        self._scheduler, self._options = scheduler, options
+        #: Once training has begun.
+        self.adaptive: Adaptive | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Adapt the model as Lightning has wrapped it."""
+        (optimizer,) = trainer.optimizers
+        model = trainer.model if trainer.world_size > 1 else pl_module
+        if self._scheduler is not None:
+            self._options["scheduler"] = self._scheduler(optimizer)
+        job = attach()
+        if isinstance(job, AttachedJob):
+            job.boundary.stop.listen(chain=False)  # Lightning's own handler ends it as failed, without a checkpoint
+        self.adaptive = Adaptive(job, model, optimizer, self.batches.loader, **self._options)

@@ -2,6 +2,12 @@
 
 The Trainer writes its own checkpoints (model, optimizer, scheduler, random streams, position in the data); plait
 decides when, and moves the finished folder to the job's checkpoints.
+
+With `adapt(trainer, max_batch_size=256)` in their place the batch follows the GPUs of the job:
+
+    trainer = Trainer(model=model, args=arguments, train_dataset=data)
+    adapt(trainer, max_batch_size=256, local_batch=(4, 32), accumulation=True)
+    trainer.train()
 """
 
 from __future__ import annotations
@@ -13,9 +19,12 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from plait.core.errors import InputError
 from plait.core.resources import Resource, skew
 from plait.runtime.page import STOP_NOW
 from plait.training.adapters import foreign
+from plait.training.adapters.foreign import Followed, Passes
+from plait.training.adaptive import Adaptive, AdaptiveDataLoader
 from plait.training.attached_job import AttachedJob
 from plait.training.attachment import attach
 
@@ -91,3 +100,55 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         job.page.blocking_s += time.perf_counter() - begin_s
         if self._stopping:
             job.leave()
+
+
+class _Adapting(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    def __init__(self, trainer: Any, passes: Passes, options: dict[str, Any]) -> None:
+        self._trainer, self._passes, self._options = trainer, passes, options
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Adapt the model as it is wrapped, and the optimizer within Accelerate's."""
+        trainer = self._trainer
+        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+        scheduler = Followed(trainer.lr_scheduler)
+        scaler = getattr(trainer.accelerator, "scaler", None)
+        trainer.adaptive = Adaptive(
+            attach(), trainer.model_wrapped, optimizer, self._passes.loader,
+            scheduler=scheduler, scaler=scaler, **self._options,
+        )  # fmt: skip
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """Stop at the progress of all epochs, before the Trainer looks for another batch."""
+        control.should_training_stop = self._passes.loader.progress.reached
+        return control
+
+
+def adapt(trainer: Any, *, options: dict[str, Any] | None = None, **bounds: Any) -> None:
+    """Let the batch and learning rate of a `Trainer` follow its job, for the progress of `num_train_epochs`.
+
+    The initial batch is that of the arguments, all ranks and accumulated steps together. `bounds`: those of
+    `AdaptiveDataLoader`; `options`: those of `Adaptive`. After `train` has begun, `trainer.adaptive` has the figures.
+    Raises `InputError` for a trainer that counts steps (`max_steps`).
+    """
+    args = trainer.args
+    if args.max_steps > 0:
+        raise InputError(
+            f"adapt(Trainer): max_steps={args.max_steps} counts steps, which differ in size; give num_train_epochs"
+        )
+    batch = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+    args.gradient_accumulation_steps, args.max_steps, args.save_strategy = 1, 2**31, "no"
+    trainer.accelerator.gradient_accumulation_steps = 1
+    loader = AdaptiveDataLoader(
+        trainer.train_dataset, batch, shuffle=True, seed=args.seed, collate_fn=trainer.data_collator,
+        num_workers=args.dataloader_num_workers, pin_memory=args.dataloader_pin_memory and args.device.type == "cuda",
+        **bounds,
+    )  # fmt: skip
+    passes = Passes(loader, args.num_train_epochs)
+    create = trainer.create_scheduler
+    trainer.create_scheduler = lambda num_training_steps, *rest: create(passes.iterations, *rest)
+    trainer.get_train_dataloader = lambda: passes
+    trainer.add_callback(_Adapting(trainer, passes, options or {}))
