@@ -1,0 +1,113 @@
+"""`plait tune-job`: trials as jobs of a service in memory, by Optuna."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from plait.cli.commands.tune_job import JobSearch, TuneRequest, parse_parameter
+from plait.core.errors import InputError
+
+REQUEST = {"command": ["python", "train.py", "--lr", "{lr}", "{act}"], "env": {"A": "b"}}
+PARAMETERS = ["lr=log:1e-4..1", "act=relu,tanh"]
+
+
+@dataclass
+class Service:
+    """Each look at a job lets it print one of its `length` losses, which are lowest near lr=0.01 with tanh."""
+
+    length: int = 10
+    jobs: list[dict[str, Any]] = field(default_factory=list)
+    printed: dict[str, int] = field(default_factory=dict)
+    cancelled: set[str] = field(default_factory=set)
+
+    def submit(self, jobs: Sequence[Mapping[str, Any]]) -> Any:
+        self.jobs += map(dict, jobs)
+        self.printed[name := f"j-{len(self.jobs)}"] = 0
+        return [SimpleNamespace(id=name)]
+
+    def _text(self, name: str) -> str:
+        import math
+
+        env = self.jobs[int(name[2:]) - 1]["env"]
+        worst = abs(math.log10(float(env["lr"])) + 2) + (env["act"] == "relu")
+        lines = [f"step {i}, lr {env['lr']}, val_loss 9, loss: {worst + 1 / (i + 1):.4f}" for i in range(self.length)]
+        return "".join(line + "\n" for line in lines[: self.printed[name]])
+
+    def job(self, name: str) -> Any:
+        if name in self.cancelled:
+            return SimpleNamespace(state="cancelled")
+        self.printed[name] += 1
+        return SimpleNamespace(state="finished" if self.printed[name] >= self.length else "running")
+
+    def logs(self, name: str, *, offset: int = 0) -> Any:
+        text = self._text(name)
+        half = text[offset : offset + 40]  # parts end within lines
+        return SimpleNamespace(text=half, next=offset + len(half), size=len(text))
+
+    def cancel(self, name: str) -> None:
+        self.cancelled.add(name)
+
+
+def searched(service: Service, looks: int = 10_000, **options: Any) -> JobSearch:
+    search = JobSearch(service, REQUEST, TuneRequest(command=["x"], **({"param": PARAMETERS, "trials": 30} | options)))
+    for _ in range(looks):
+        if not search.look():
+            break
+    return search
+
+
+def test_parameters_are_ranges_and_choices() -> None:
+    assert parse_parameter("layers=1..4")[1]["attributes"] == {"low": 1, "high": 4, "log": False, "step": 1}
+    assert parse_parameter("act=relu,tanh")[1]["attributes"] == {"choices": ["relu", "tanh"]}
+    for text in ("lr", "lr=", "lr=log:0..1", "lr=3..2", "lr=a..b", "=1..2", "2x=1..2"):
+        with pytest.raises(InputError, match="is no parameter; write lr=log:1e-4"):
+            parse_parameter(text)
+
+
+def test_it_finds_good_values_and_stops_hopeless_trials() -> None:
+    pytest.importorskip("optuna")
+    service = Service()
+    search = searched(service)
+    rows = search.rows()
+    assert len(rows) == len(service.jobs) == 30
+    best = rows[0]
+    assert best["loss"] < 0.6, "0.1 is the least, and a random trial is at 1.6"
+    assert best["act"] == "tanh"
+    states = [row["state"] for row in rows]
+    assert states.count("pruned") == len(service.cancelled) >= 5
+    assert sum(service.printed.values()) < 0.8 * 30 * service.length
+    request = service.jobs[0]
+    assert request["command"][3:] == [request["env"]["lr"], request["env"]["act"]]
+    assert (request["env"]["A"], request["tags"]) == ("b", ["tune-job"])
+    assert "member" not in request
+
+
+def test_it_goes_on_where_it_was_stopped_with_jobs_that_run_meanwhile(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    service, options = Service(), {"trials": 6, "study": tmp_path / "study.log", "no_stop": True}
+    searched(service, looks=4, **options)
+    assert len(service.jobs) == 4
+    rows = searched(service, **options).rows()
+    assert [row["state"] for row in rows] == ["complete"] * 6
+    assert sorted(row["job"] for row in rows) == [f"j-{number}" for number in range(1, 7)]
+    assert {row["steps"] for row in rows} == {service.length}
+
+
+def test_a_job_that_prints_no_metric_is_a_failed_trial() -> None:
+    pytest.importorskip("optuna")
+    ends: list[str] = []
+    search = JobSearch(
+        Service(length=1), REQUEST, TuneRequest(command=["x"], param=PARAMETERS, trials=2, metric="none")
+    )
+    while search.look(ends.append):
+        pass
+    assert [row["state"] for row in search.rows()] == ["fail", "fail"]
+    assert all("printed no `none NUMBER`" in line for line in ends)
+    with pytest.raises(InputError, match="nothing to search"):
+        searched(Service(), param=None)
