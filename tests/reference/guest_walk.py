@@ -23,6 +23,7 @@ from plait.policies.guest_walk_kernels import (
     BYTES,
     CAPACITY,
     CLOSED,
+    CORES,
     DISPLACED,
     END,
     FIRST,
@@ -96,8 +97,8 @@ def on_node(node: int, row: int, jobs: WalkJobs, devices: Devices) -> int:
     """GPUs of a job that a node's cores and host memory are enough for."""
     room = 1 << 30
     for i in range(2):
-        if jobs.amounts[row, i] > 0.0 and devices.spare[node, i] < np.inf:
-            room = min(room, int(np.floor((devices.spare[node, i] + SLACK) / jobs.amounts[row, i])))
+        if jobs.amounts[row, CORES + i] > 0.0 and devices.spare[node, i] < np.inf:
+            room = min(room, int(np.floor((devices.spare[node, i] + SLACK) / jobs.amounts[row, CORES + i])))
     return max(room, 0)
 
 
@@ -109,7 +110,7 @@ def take(
         gpu = gpus[i]
         node = devices.whole[gpu, NODE]
         for r in range(2):
-            devices.spare[node, r] -= jobs.amounts[row, r]
+            devices.spare[node, r] -= jobs.amounts[row, CORES + r]
         devices.amounts[gpu, TAKEN] += jobs.amounts[row, BYTES] + rules.context
         devices.whole[gpu, JOBS] += 1
         devices.amounts[gpu, LOAD] += jobs.amounts[row, USE]
@@ -286,7 +287,7 @@ def release(gpus: IntArray, lo: int, hi: int, row: int, jobs: WalkJobs, devices:
     for i in range(lo, hi):
         gpu = gpus[i]
         for r in range(2):
-            devices.spare[devices.whole[gpu, NODE], r] += jobs.amounts[row, r]
+            devices.spare[devices.whole[gpu, NODE], r] += jobs.amounts[row, CORES + r]
         devices.whole[gpu, JOBS] -= 1
         devices.whole[gpu, GUESTS] -= 1
         devices.amounts[gpu, TAKEN] -= jobs.amounts[row, BYTES] + rules.context

@@ -43,7 +43,7 @@ ENTRIES = {
     "demo": Entry(CLUSTER, "demo:demo", "Train four models apart, then interleaved, and compare."),
     "web": Entry(CLUSTER, "cluster:web", "Open the web page of the service, logged in."),
     "mcp": Entry(CLUSTER, "cluster:mcp", "Serve tools for coding agents, over the Model Context Protocol."),
-    "nodes": Entry(CLUSTER, "status:nodes", "List the nodes; drain, resume and forget them."),
+    "nodes": Entry(CLUSTER, "status:nodes", "List the nodes; drain, reserve and forget them."),
     "slurm": Entry(JOBS, "slurm:app", "Slurm's sbatch, srun, squeue, scancel and sinfo, in plait."),
     "ray": Entry(CLUSTER, "ray:app", "A small Ray cluster here, to try `--backend ray`."),
     "explain": Entry(ANSWERS, "explain:explain", "Explain why a job waits, how it shares, and when it will end.", BARE),

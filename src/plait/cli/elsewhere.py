@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 _SHELL = "plait shell -g 1 opens one on a node; plait exec j-3 -- bash next to a running job"
 _LIST, _CANCEL = "plait ls lists jobs", "plait cancel j-3 ends a job"
+_SERVICE = "plait down, plait up for the service"
 _SHOW, _PRIORITY = "plait show j-3; plait explain j-3 says why it waits", "plait update j-3 --priority 5"
 _SUBMIT, _PAUSE = (
     "plait submit -g 1 -- python train.py",
@@ -51,11 +52,45 @@ COMMANDS: Mapping[str, str] = {
     "suspend": _PAUSE,
     "resume": "plait release j-3, of a held job; plait nodes resume n1, of a drained node",
     "drain": "plait nodes drain n1",
+    "restart": f"plait requeue j-3; plait clone j-3 submits it again; {_SERVICE}",
+    **dict.fromkeys(("job", "run-job", "launch", "create"), f"{_SUBMIT}; {_LIST}; {_SHOW}; {_CANCEL}"),
+    **dict.fromkeys(("cordon", "uncordon", "maintenance"), "plait nodes drain n1, plait nodes resume n1"),
+    **dict.fromkeys(("bhosts", "partitions", "gpus", "show-gpus", "machines"), "plait nodes"),
+    **dict.fromkeys(("bqueues", "quota", "quotas", "sacctmgr", "accounts", "bugroup"), "plait project ls"),
+    **dict.fromkeys(("reserve", "reservations", "brsvadd", "brsvs"), "plait nodes reserve, reservations"),
+    **dict.fromkeys(("sprio", "position"), "plait queue; plait explain j-3 says why it waits"),
+    **dict.fromkeys(("sreport", "cost-report", "sacctutil", "billing"), "plait costs, plait history"),
+    **dict.fromkeys(("sstat", "metrics", "usage", "nvidia-smi"), "plait top; plait exec j-3 -- nvidia-smi"),
+    **dict.fromkeys(("bpeek", "log", "output"), "plait logs -f j-3"),
+    **dict.fromkeys(("bstop", "bresume"), "plait hold j-3, plait release j-3"),
+    **dict.fromkeys(("users", "user", "tokens"), "plait token ls, plait token new ann"),
+    **dict.fromkeys(("scale", "autostop", "autoscale"), "plait up -o max-nodes=8, of the backends that start nodes"),
+    "whoami": "plait status; PLAIT_TOKEN is the user",
+    "config": "plait up -h lists the settings; plait status shows the service",
+    "check": "plait doctor",
     "nice": _PRIORITY,
     "priority": _PRIORITY,
     "login": "PLAIT_URL and PLAIT_TOKEN, from plait token new",
     "reproduce": "pip install ./papers, in a checkout of plait, adds it",
 }
+_LS = ("list", "show", "get", "ls")
+_GONE, _NEW = ("rm", "delete", "remove", "del"), ("add", "create", "new", "set")
+#: Commands that people of other tools type after one of these groups.
+BELOW: Mapping[str, Mapping[str, str]] = {
+    "nodes": {
+        **dict.fromkeys(_LS, "plait nodes"), **dict.fromkeys(_NEW, "plait nodes enrol n3, if no backend starts nodes"),
+        **dict.fromkeys(_GONE, "plait nodes drain n1; plait nodes forget n1, of one that has gone"),
+        "cordon": "plait nodes drain n1", "uncordon": "plait nodes resume n1", "undrain": "plait nodes resume n1",
+        "release": "plait nodes unreserve r-1",
+    },
+    **{
+        group: {
+            **dict.fromkeys(_LS, f"plait {group} ls"), **dict.fromkeys(_NEW, f"plait {group} {new}"),
+            **dict.fromkeys(_GONE, f"plait {group} {gone}"),
+        }
+        for group, new, gone in (("project", "set vision", "rm vision"), ("token", "new ann", "revoke t-1f2e3d4c"))
+    },
+}  # fmt: skip
 _GPUS, _PROCESS = "--gpus 8; the nodes are chosen for it", "--gpus 8; one process runs on each GPU"
 _CPUS, _MEMORY = "--cpus 8, of the whole job", "--memory 16G, of the whole job"
 _POOL = "all nodes are one pool; --project names a quota, --class and --priority an order"
@@ -78,6 +113,7 @@ OPTIONS: Mapping[str, str] = {
     "--mem": _MEMORY,
     "--mem-per-cpu": _MEMORY,
     "--mem-per-gpu": f"{_MEMORY}; --gpu-memory is that of a GPU",
+    "--reservation": "plait nodes reserve -h shows how; jobs of the project need no option",
     "--nodelist": _NODES,
     "--exclude": _NODES,
     "-x": _NODES,

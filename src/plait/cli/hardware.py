@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 
@@ -17,13 +15,9 @@ def read_cluster(text: str, network: str | None = None) -> Cluster:
     if not text.lower().endswith(".toml"):
         cluster = Cluster.parse(text)
     else:
-        from plait.network.topology.cluster_file import read_cluster_file
+        from plait.network.topology.cluster_file import file_text, read_cluster_file
 
-        try:
-            cluster = read_cluster_file(Path(text).read_text(encoding="utf-8"), text)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise InputError(f"cannot read the cluster file {text}: {reason}") from error
+        cluster = read_cluster_file(file_text(text), text)
     if network is not None and cluster.network is not None:
         raise InputError(f"{text} has a network ({cluster.network}); leave out --network, or [network] in the file")
     return with_network(cluster, network)

@@ -150,26 +150,32 @@ _FIELDS = tuple(
 )
 
 
-def parse_begin(text: str, now: datetime | None = None) -> float:
+def parse_begin(text: str, now: datetime | None = None, option: str = "--begin") -> float:
     """Seconds until a time of day, a date with time, or the end of a duration; `InputError` for anything else.
 
     >>> parse_begin("18:00", datetime(2026, 11, 27, 19, 0)), parse_begin("2h")
     (82800.0, 7200.0)
+    >>> parse_begin("tomorrow 09:00", datetime(2026, 11, 27, 8, 0))
+    90000.0
     """
     now = now or datetime.now()
     try:
         if re.fullmatch(r"\d{1,2}:\d\d(:\d\d)?", text):
             at = datetime.combine(now.date(), time.fromisoformat(text.rjust(5 if len(text) < 6 else 8, "0")))
             at += timedelta(days=at <= now)
-        elif "T" in text:
+        elif match := re.fullmatch(r"tomorrow +(\d{1,2}:\d\d)", text):
+            at = datetime.combine(now.date() + timedelta(days=1), time.fromisoformat(match[1].rjust(5, "0")))
+        elif "T" in text or re.match(r"\d{4}-", text):
             at = datetime.fromisoformat(text)
             now = now.astimezone(at.tzinfo) if at.tzinfo else now
         else:
-            return parse_seconds(text, "--begin")
+            return parse_seconds(text, option)
     except (ValueError, InputError):
         at = now - timedelta(seconds=1)
     if at <= now:
-        raise InputError(f"--begin is {text[:80]!r}; write a time to come, e.g. 18:00, 2026-12-24T18:00 or 2h")
+        raise InputError(
+            f"{option} is {text[:80]!r}; write a time to come, e.g. 18:00, 'tomorrow 09:00', 2026-12-24T18:00 or 2h"
+        )
     return (at - now).total_seconds()
 
 
@@ -179,6 +185,8 @@ def requests_of(asked: Asked, environ: Mapping[str, str], *, here: bool) -> list
     `here`: the jobs run on this machine, so folders, programs and scripts are checked before submission.
     """
     given = asked.given
+    if (asked.name or "").isdecimal():  # elsewhere -n is a number of tasks
+        raise InputError(f"--name is {asked.name!r}, a number; write a name, or -g {asked.name} for so many GPUs")
     if asked.workdir is not None:
         given["workdir"] = str(asked.workdir.expanduser().resolve())
     if batch := asked.batch:

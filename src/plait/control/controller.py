@@ -42,10 +42,12 @@ from plait.control.messages import (
     NetworkReported,
     NodeJoined,
     NodeLost,
+    NodesReserved,
     NodeSuspected,
     ProgressReported,
     Refuse,
     ReplanDue,
+    ReservationCancelled,
     Stop,
     StopCostReported,
     SwitchJoined,
@@ -79,12 +81,13 @@ from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError, PlanError
 from plait.core.jobs import TRANSITIONS, Checkpoints, JobTable, Phase
 from plait.core.network_grants import NetworkFigures, NetworkGrant
-from plait.core.plan import NO_GROUPS, Groups, Plan, Reservation
+from plait.core.plan import NO_GROUPS, Groups, NodeReservation, Plan, Reservation
 from plait.core.policy import Policy, Usage, View, has_preemption
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.core.words import counted, noted
 from plait.placement.pinned import keep_running
 from plait.placement.reserve import hold_back, refilled, without_late
+from plait.placement.reserved_nodes import planned
 
 #: A wake-up may come this much early, seconds: backends have clocks of finite resolution.
 CLOCK_S = 1e-6
@@ -139,6 +142,8 @@ class Controller:
         self.network: NetworkFigures | None = None
         #: Nodes that count as down because they are silent.
         self.silent: frozenset[str] = frozenset()
+        #: Nodes that are for a project alone, now or later.
+        self.reserved: tuple[NodeReservation, ...] = ()
         self.now_s = -math.inf
         self.events = 0
         self.changed = False
@@ -161,6 +166,8 @@ class Controller:
             NodeJoined: self._on_node_joined,
             NodeLost: self._on_node_lost,
             NodeSuspected: self._on_node_suspected,
+            NodesReserved: self._on_nodes_reserved,
+            ReservationCancelled: self._on_reservation_cancelled,
             SwitchLost: self._on_switch_lost,
             SwitchJoined: self._on_switch_joined,
             LaunchFailed: self._on_launch_failed,
@@ -435,6 +442,17 @@ class Controller:
         self.changed = True
         return ()
 
+    def _on_nodes_reserved(self, event: NodesReserved) -> Sequence[Command]:
+        """Note a reservation, and forget those that are over."""
+        new = event.reservation
+        left = (one for one in self.reserved if one.id != new.id and one.until_s > event.at_s)
+        self.reserved, self.changed = (*left, new), True
+        return ()
+
+    def _on_reservation_cancelled(self, event: ReservationCancelled) -> Sequence[Command]:
+        self.reserved, self.changed = tuple(one for one in self.reserved if one.id != event.id), True
+        return ()
+
     def _on_switch_lost(self, event: SwitchLost) -> Sequence[Command]:
         self.cluster = self.cluster.without_switch(event.switch)
         self.changed = True
@@ -527,7 +545,13 @@ class Controller:
         return self._apply(plan, changes)
 
     def planned(self, view: View) -> Plan:
-        """The policy's plan for a view, in which kept jobs stay and GPUs are held for the first waiting job."""
+        """The policy's plan for a view, in which kept jobs stay and GPUs are held for the first waiting job.
+
+        Nodes that are reserved limit it.
+        """
+        return planned(view, self.reserved, self._with_holds) if self.reserved else self._with_holds(view)
+
+    def _with_holds(self, view: View) -> Plan:
         plan = hold_back(view, keep_running(view, self.policy.decide(view)), has_preemption(self.policy))
         if (rest := without_late(view, plan)) is None:
             return plan

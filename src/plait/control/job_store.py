@@ -462,7 +462,10 @@ def refusal(spec: JobSpec, cluster: Cluster, room: int = 0) -> str | None:
     kinds = cluster.kinds if spec.gpu_kinds is None else spec.gpu_kinds
     known = [kind for i, kind in enumerate(cluster.kinds) if mask >> i & 1]
     if not known and kinds == (CPU_KIND,):
-        return "needs no GPU, and this cluster has no CPU slots; add some with: plait up --cpu-slots N"
+        return (
+            "needs no GPU, and this cluster has no CPU slots; add some with: plait up --cpu-slots N, which nodes of "
+            "--backend local have; on others request a GPU (-g 1)"
+        )
     if not known:
         present = ", ".join(kind for kind in cluster.kinds if kind != CPU_KIND) or "none"
         return f"wants GPU kinds {', '.join(kinds)}; this cluster has {present}"

@@ -18,7 +18,7 @@ from plait.core.errors import InputError
 from plait.core.goodput import Estimate
 from plait.core.jobs import InaRequest, JobBatch, JobSpec
 from plait.core.network_grants import NetworkGrant
-from plait.core.plan import Gate, Group, Groups, Member
+from plait.core.plan import Gate, Group, Groups, Member, NodeReservation
 from plait.core.resources import Resource, StageProfile
 
 
@@ -249,6 +249,23 @@ class ReplanDue:
     at_s: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NodesReserved:
+    """Nodes are for jobs of a project alone, for some time; another one of the same id is replaced."""
+
+    at_s: float
+    reservation: NodeReservation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReservationCancelled:
+    """Nodes are no longer reserved; `by`: who cancelled it."""
+
+    at_s: float
+    id: str
+    by: str = field(default="", metadata=form(omit=True))
+
+
 Event: TypeAlias = (
     JobSubmitted
     | ProgressReported
@@ -269,6 +286,8 @@ Event: TypeAlias = (
     | NodeSuspected
     | SwitchLost
     | SwitchJoined
+    | NodesReserved
+    | ReservationCancelled
     | LaunchFailed
     | ReplanDue
 )

@@ -25,7 +25,7 @@ from plait.core.cluster import Cluster
 from plait.core.codec.values import Codec
 from plait.core.errors import InputError
 from plait.core.network_grants import NetworkFigures, NetworkGrant
-from plait.core.plan import Groups, Plan, Reservation
+from plait.core.plan import Groups, NodeReservation, Plan, Reservation
 from plait.core.policy import Policy, Usage
 from plait.core.preemption import PreemptionRule
 
@@ -65,6 +65,8 @@ def frozen(controller: Controller, keep: IntArray | None = None, recent: int = 0
         facts["held"] = controller.held.tolist()
     if controller.silent:
         facts["silent"] = sorted(controller.silent)
+    if controller.reserved:
+        facts["reserved"] = [_FORM.encode(one) for one in controller.reserved]
     if controller.grants:
         facts["grants"] = [_FORM.encode(one) for one in controller.grants]
     if plan.network_notes:
@@ -119,7 +121,7 @@ def of_active(controller: Controller, recent: int = 0) -> tuple[Controller, IntA
         network_notes=notes,
     )  # fmt: skip
     small.usage = None if controller.usage is None else of_jobs(controller.usage, numbers)
-    small.silent = controller.silent
+    small.silent, small.reserved = controller.silent, controller.reserved
     small.grants = tuple(replace(one, job=new[one.job]) for one in controller.grants)
     small.network = None if controller.network is None else figures_of_jobs(controller.network, numbers)
     return small, numbers
@@ -169,6 +171,7 @@ def restore(
     )
     controller.grants = tuple(_FORM.decode(NetworkGrant, one) for one in data.get("grants", ()))
     controller.silent = frozenset(data.get("silent", ()))
+    controller.reserved = tuple(_FORM.decode(NodeReservation, one) for one in data.get("reserved", ()))
     if "usage" in data:
         controller.usage = _FORM.decode(Usage, data["usage"])
     if "network" in data:

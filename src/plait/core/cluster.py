@@ -258,7 +258,8 @@ class Cluster:
 
     A node that is down keeps its place and its GPU numbers, so plans and logs stay readable. The place of a forgotten
     node is taken by the next new node with as many GPUs, so a cluster whose nodes come and go does not keep growing.
-    `network` is None where switches and links are not known; `with_network` checks it.
+    `network` is None where switches and links are not known; `with_network` checks it. `reserved`: sets of nodes, by
+    id, in which jobs find no room that are barred from them (`JobTable.columns["barred"]`, a flag a set).
 
     >>> Cluster.parse("2x4").gpus
     8
@@ -269,6 +270,7 @@ class Cluster:
     nodes: tuple[Node, ...]
     up: tuple[bool, ...] = field(default=())
     network: Network | None = None
+    reserved: tuple[frozenset[str], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -399,12 +401,16 @@ class Cluster:
     @cached_property
     def limits_nodes(self) -> bool:
         """Whether some node limits CPU cores or host memory."""
-        return bool(np.isfinite(self.node_spare).any())
+        return bool(np.isfinite(self.node_spare[:, :2]).any())
 
     @cached_property
     def node_spare(self) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-        """CPU cores and memory bytes of each empty node, shape (nodes, 2); infinite where not a limit."""
-        return np.column_stack([self.node_cpus, self.node_memory_bytes])
+        """CPU cores and memory bytes of each empty node; infinite where not a limit.
+
+        Shape (nodes, 2 + sets that are reserved): a node has no room for jobs that are barred from it.
+        """
+        barred = [[0.0 if n.id in nodes else np.inf for n in self.nodes] for nodes in self.reserved]
+        return np.column_stack([self.node_cpus, self.node_memory_bytes, *barred])
 
     @cached_property
     def any_kind(self) -> IntArray:

@@ -12,6 +12,7 @@ from typing import overload
 import numpy as np
 
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
+from plait.core.codec.values import form
 from plait.core.errors import InputError
 from plait.core.network_grants import NetworkGrant
 
@@ -223,6 +224,36 @@ class Reservation:
         """Refuse a reservation of nothing."""
         if not self.gpus:
             raise InputError(f"a reservation for job number {self.job} needs at least one GPU")
+
+
+#: Words by which a reason names a reservation.
+RESERVED = "reserved for project"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReservation:
+    """These `nodes` are for jobs of `project` alone from `from_s` until `until_s`, seconds; `by`: who reserved them.
+
+    Raises `InputError` for one without nodes, project or time.
+    """
+
+    id: str
+    nodes: tuple[str, ...]
+    project: str
+    from_s: float
+    until_s: float
+    by: str = field(default="", metadata=form(omit=True))
+
+    def __post_init__(self) -> None:
+        if not (self.nodes and self.project):
+            raise InputError(f"reservation {self.id}: needs a node and a project")
+        if not -math.inf < self.from_s < self.until_s < math.inf:
+            raise InputError(f"reservation {self.id}: ends at {self.until_s:g} s, needs an end after {self.from_s:g} s")
+
+    def __str__(self) -> str:
+        """Nodes, project and id, in words."""
+        nodes = self.nodes[0] if len(self.nodes) == 1 else f"{', '.join(self.nodes[:-1])} and {self.nodes[-1]}"
+        return f"{nodes} {'is' if len(self.nodes) == 1 else 'are'} {RESERVED} {self.project}, {self.id}"
 
 
 @dataclass(frozen=True, slots=True)

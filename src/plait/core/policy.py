@@ -174,18 +174,8 @@ def ignored_by(
     return [name for name, is_asked in asked.items() if is_asked and name not in uses]
 
 
-@runtime_checkable
-class SharesGpus(Protocol):
-    """A policy that declares whether its plans have guests (`Group.guest`). Optional: others have none."""
-
-    @property
-    def guests(self) -> bool:
-        """Whether some group of some plan may be a guest."""
-        ...
-
-
 def has_guests(policy: Policy) -> bool:
-    """Whether plans of the policy have guests, as far as it declares."""
+    """Whether plans of the policy have guests (`Group.guest`), as far as its attribute `guests` declares."""
     return bool(getattr(policy, "guests", False))  # asked at each decision: checks of protocols are slow
 
 
@@ -207,18 +197,8 @@ def has_preemption(policy: Policy) -> bool:
     return bool(getattr(policy, "preempts", False))
 
 
-@runtime_checkable
-class GrantsMemory(Protocol):
-    """A policy that declares whether its plans grant memory of switches (`Plan.grants`). Optional: others do not."""
-
-    @property
-    def grants(self) -> bool:
-        """Whether some plan may have grants."""
-        ...
-
-
 def has_grants(policy: Policy) -> bool:
-    """Whether plans of the policy have grants, as far as it declares."""
+    """Whether plans of the policy grant memory of switches, as far as its attribute `grants` declares."""
     return bool(getattr(policy, "grants", False))
 
 

@@ -45,6 +45,7 @@ ACTIONS = {
     "/jobs/several": jobs.several, "/jobs/{job}/cancel": jobs.cancel, "/jobs/{job}/requeue": jobs.requeue,
     "/jobs/{job}/clone": jobs.clone, "/jobs/{job}/hold": jobs.hold, "/jobs/{job}/change": jobs.change,
     "/nodes/{node}/drain": nodes.drain, "/nodes/{node}/resume": nodes.resume,
+    "/reservations": nodes.reserve, "/reservations/{reservation}/cancel": nodes.cancel_reservation,
     "/policy": policy.set_policy,
 }  # fmt: skip
 ROUTES += [Route(path, action, methods=["POST"]) for path, action in ACTIONS.items()]

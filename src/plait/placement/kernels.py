@@ -112,7 +112,7 @@ def total(values: IntArray) -> int:
 def room(node: int, free: IntArray, spare: FloatArray, per_gpu: FloatArray) -> int:
     """GPUs of a job, each with `per_gpu` cores and bytes, that fit into what is `free` and `spare` on `node`."""
     fits = free[node]
-    for i in range(2):
+    for i in range(len(per_gpu)):
         if per_gpu[i] > 0.0 and per_gpu[i] * fits > spare[node, i] + 1e-6:
             fits = int(np.floor((spare[node, i] + 1e-6) / per_gpu[i]))
     return fits if fits > 0 else 0
@@ -335,7 +335,7 @@ def choose(
 ) -> bool:
     """Fill `work.take` with GPUs a node for one gang, all of one kind; False if it does not fit.
 
-    `per_gpu` (2,): its cores and bytes a GPU.
+    `per_gpu`: its cores and bytes a GPU, and sets of nodes that it is barred from (`packing.demands`).
     """
     free, spare, take = left.free, left.spare, work.take
     for kind in range(len(nodes.cap_prefix)):
@@ -373,8 +373,8 @@ def hold(take: bool, gpus: IntArray, lo: int, hi: int, per_gpu: FloatArray, row:
         node = nodes.gpu_node[gpus[i]]
         left.free[node] -= sign
         if nodes.limits:
-            left.spare[node, 0] -= sign * per_gpu[row, 0]
-            left.spare[node, 1] -= sign * per_gpu[row, 1]
+            for k in range(per_gpu.shape[1]):
+                left.spare[node, k] -= sign * per_gpu[row, k]
 
 
 @lean_part
@@ -394,7 +394,7 @@ def all_free(gpus: IntArray, lo: int, hi: int, per_gpu: FloatArray, row: int, no
             node, count = nodes.gpu_node[gpus[i]], 0
             for j in range(lo, hi):
                 count += nodes.gpu_node[gpus[j]] == node
-            for k in range(2):
+            for k in range(per_gpu.shape[1]):
                 if per_gpu[row, k] * count > left.spare[node, k] + 1e-6:
                     return False
     return True

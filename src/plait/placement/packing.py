@@ -136,10 +136,15 @@ NO_DEMANDS = np.zeros((1, 2))
 
 
 def demands(jobs: JobTable) -> FloatArray:
-    """CPU cores and memory bytes a GPU, shape (jobs, 2), or one row of zeros if no job states any."""
+    """CPU cores and memory bytes a GPU, shape (jobs, 2), or one row of zeros if no job states any.
+
+    While nodes are reserved, one more column for each set of `Cluster.reserved`: 1 if the job is barred from it.
+    """
     if not jobs.columns["has_demands"][0]:
         return NO_DEMANDS
-    return np.column_stack([jobs.cpus / jobs.gpus, jobs.memory_bytes / jobs.gpus])
+    barred = jobs.columns.get("barred")
+    stated = np.column_stack([jobs.cpus / jobs.gpus, jobs.memory_bytes / jobs.gpus])
+    return stated if barred is None else np.column_stack([stated, barred[jobs.number]])
 
 
 def allowed_kinds(view: View) -> IntArray:

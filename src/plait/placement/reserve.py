@@ -275,8 +275,9 @@ class _Room:
         self._cluster, self._jobs, self._node_up = view.cluster, view.jobs, node_up
         self._gpus, self._first = groups.gpus, groups.first_gpu
         per_gpu = demands(view.jobs)
-        self._per_gpu = per_gpu if len(per_gpu) == len(view.jobs) else np.zeros((len(view.jobs), 2))
-        self._of_groups = np.zeros((len(groups), 2))
+        resources = view.cluster.node_spare.shape[1]
+        self._per_gpu = per_gpu if len(per_gpu) == len(view.jobs) else np.zeros((len(view.jobs), resources))
+        self._of_groups = np.zeros((len(groups), resources))
         known = planned.row >= 0
         np.add.at(self._of_groups, planned.group[known], self._per_gpu[planned.row[known]])
         kinds = allowed_kinds(view)
@@ -300,8 +301,10 @@ class _Room:
     ) -> list[IntArray | None]:
         """GPUs outside these `groups`, of which each has `gpus[first[g]:first[g + 1]]`, for all of `asked`."""
         cluster, n, more = self._cluster, len(first) - 1, len(asked)
-        of_groups = np.vstack([self._of_groups, np.zeros((n - len(self._of_groups), 2))])
-        of_asked = np.array([self._per_gpu[rows].sum(axis=0) for _, rows in asked]).reshape(more, 2)
+        of_groups = np.vstack([self._of_groups, np.zeros((n - len(self._of_groups), self._per_gpu.shape[1]))])
+        of_asked = np.array([self._per_gpu[rows].sum(axis=0) for _, rows in asked]).reshape(
+            more, self._per_gpu.shape[1]
+        )
         kinds = [int(np.bitwise_and.reduce(self._kinds[rows])) for _, rows in asked]
         _, positions, found, offsets = kernels.admit(
             np.concatenate([groups, np.arange(n, n + more)]),

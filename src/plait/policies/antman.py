@@ -20,7 +20,7 @@ from plait.core.plan import GPU_MEMORY_BYTES, NO_GROUPS, Groups, Plan, Reservati
 from plait.core.policy import JOB_CLASS, View
 from plait.core.resources import Resource
 from plait.core.words import counted
-from plait.placement.packing import allowed_kinds
+from plait.placement.packing import allowed_kinds, demands
 from plait.policies import guest_walk as k
 from plait.policies.compose import (
     Ranking,
@@ -37,7 +37,6 @@ from plait.policies.guest_walk_kernels import (
     GPUS,
     GUEST,
     HI,
-    HOST_BYTES,
     KEPT,
     KINDS,
     LENDS,
@@ -314,15 +313,14 @@ def _table(
 ) -> k.WalkJobs:
     """The jobs of the view as the walk sees them; `stalled` are rows, `levels` queues of an order that preempts."""
     jobs, running, n = view.jobs, view.running, len(view.jobs)
-    whole, amounts = np.zeros((n, THERE + 1), dtype=np.int64), np.zeros((n, 5))
+    whole, amounts = np.zeros((n, THERE + 1), dtype=np.int64), np.zeros((n, CORES + view.cluster.node_spare.shape[1]))
     whole[:, GPUS], whole[:, PROJECT], whole[:, KINDS] = jobs.gpus, jobs.project_number, allowed_kinds(view)
     there = np.flatnonzero(jobs.running_group >= 0)
     group = jobs.running_group[there]
     whole[there, LO], whole[there, HI] = running.first_gpu[group], running.first_gpu[group + 1]
     whole[:, KEPT], whole[:, LENDS], whole[:, POSITION] = view.keeps.rows, lends, position
     whole[stalled, STALLED] = 1
-    if jobs.columns["has_demands"][0]:
-        amounts[:, CORES], amounts[:, HOST_BYTES] = jobs.cpus / jobs.gpus, jobs.memory_bytes / jobs.gpus
+    amounts[:, CORES:] = demands(jobs)
     amounts[:, START_BYTES] = jobs.gpu_memory_bytes
     use = np.minimum(jobs.stage_s[:, Resource.GPU] / jobs.iteration_s, 1.0)
     amounts[:, USE] = np.where(np.isnan(use), 1.0, use)

@@ -16,8 +16,9 @@ PER_GUEST = 1e-3
 #: Room for rounding: cores and bytes.
 SLACK = 1e-6
 
-#: Columns of a job's needs on each GPU, and of the tables of GPUs (whole numbers, amounts) and of nodes.
-CORES, HOST_BYTES, BYTES, USE, START_BYTES = range(5)
+#: Columns of a job's needs on each GPU, and of the tables of GPUs (whole numbers, amounts) and of nodes. From CORES on,
+#: needs are those of nodes: `plait.placement.packing.demands`.
+BYTES, USE, START_BYTES, CORES = range(4)
 NODE, CLOSED, JOBS, GUESTS = range(4)
 CAPACITY, TAKEN, LOAD = range(3)
 FIRST, END, KIND, RACK, UP = range(5)
@@ -39,9 +40,9 @@ def fits(gpu: int, ask: FloatArray, context: float, guest: bool, whole: IntArray
 def on_node(node: int, ask: FloatArray, spare: FloatArray) -> int:
     """GPUs of a job that needs `ask` each for which the `spare` cores and host memory of `node` suffice."""
     room = 1 << 30
-    for i in range(2):
-        if ask[i] > 0.0 and spare[node, i] < np.inf:
-            room = min(room, int(np.floor((spare[node, i] + SLACK) / ask[i])))
+    for i in range(spare.shape[1]):
+        if ask[CORES + i] > 0.0 and spare[node, i] < np.inf:
+            room = min(room, int(np.floor((spare[node, i] + SLACK) / ask[CORES + i])))
     return max(room, 0)
 
 
@@ -134,8 +135,8 @@ def take(
 ) -> None:
     """Put a job that needs `ask` on `gpus`, as a `host` or guest; updates the tables."""
     for gpu in gpus:
-        for i in range(2):
-            spare[whole[gpu, NODE], i] -= ask[i]
+        for i in range(spare.shape[1]):
+            spare[whole[gpu, NODE], i] -= ask[CORES + i]
         amounts[gpu, TAKEN] += ask[BYTES] + context
         amounts[gpu, LOAD] += ask[USE]
         whole[gpu, JOBS] += 1
@@ -399,8 +400,8 @@ def start_guests(
             continue
         if len(barred) > 0 and jobs[row, STATUS] != DISPLACED:
             for gpu in barred:
-                for i in range(2):
-                    spare[whole[gpu, NODE], i] += asks[row, i]
+                for i in range(spare.shape[1]):
+                    spare[whole[gpu, NODE], i] += asks[row, CORES + i]
                 whole[gpu, JOBS] -= 1
                 whole[gpu, GUESTS] -= 1
                 amounts[gpu, TAKEN] -= asks[row, BYTES] + context

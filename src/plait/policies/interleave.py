@@ -529,6 +529,6 @@ def room_taken(view: View) -> tuple[FloatArray, FloatArray]:
     if not jobs.columns["has_demands"][0]:
         return of_gpu, np.zeros((len(jobs), 2))
     up = cluster.node_up & (cluster.node_gpus > 0)
-    room = (cluster.node_spare[up] / cluster.node_gpus[up][:, None]).min(axis=0, initial=np.inf)
+    room = (cluster.node_spare[up, :2] / cluster.node_gpus[up][:, None]).min(axis=0, initial=np.inf)
     wants = np.column_stack([jobs.cpus, jobs.memory_bytes]) / jobs.gpus[:, None]
     return of_gpu, wants / np.maximum(room, 1e-300)

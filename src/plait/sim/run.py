@@ -12,10 +12,11 @@ import numpy as np
 
 from plait.control.controller import Controller, describe
 from plait.control.drive import TakesBlocks, drive
-from plait.control.messages import Command, Event
+from plait.control.messages import Command, Event, NodesReserved
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError, SimulationError
 from plait.core.jobs import Checkpoints, JobBatch
+from plait.core.plan import NodeReservation
 from plait.core.policy import Policy
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.policies.quotas import Quotas, never_admitted
@@ -81,6 +82,7 @@ def simulate(
     check: bool = False,
     observe: Callable[[Controller], Step | Sequence[Step]] | None = None,
     rule: PreemptionRule = DEFAULT_RULE,
+    reservations: Sequence[NodeReservation] = (),
 ) -> Simulation:
     """Simulate a trace on a cluster under a policy until every job has ended.
 
@@ -91,8 +93,8 @@ def simulate(
     all of them take blocks of instants, too (`plait.control.drive.TakesBlocks`), runs of most orders of fixed gangs
     need no Python between two instants (`plait.sim.stretch`), with the same results.
     `check` verifies the invariants after every event, so message by message, and that compiled stretches come to the
-    same. `node_changes` (of nodes and switches) replaces the world's drawn failures. Jobs that the cluster, the quotas
-    or the system of the policy never allow are refused.
+    same. `node_changes` (of nodes and switches) replaces the world's drawn failures. `reservations` of nodes are known
+    from the beginning. Jobs that the cluster, the quotas or the system of the policy never allow are refused.
 
     Returns the controller at the end, in whose `job_store` each job has a row (seconds, GPU-seconds), and the backend.
     Raises `SimulationError` naming the jobs if some can never finish, `PlanError` for an impossible plan.
@@ -135,6 +137,9 @@ def simulate(
         for step in steps:
             step(event, commands)
 
+    for one in reservations:
+        reserved = NodesReserved(float(jobs.submit_s.min(initial=0.0)), one)
+        record(reserved, controller.handle(reserved))
     if outside(controller, backend, steps) is None:
         takers: list[Any] = [step for step in steps if isinstance(step, TakesBlocks)]
         run_stretches(controller, backend, takers)

@@ -79,6 +79,7 @@ def outside(controller: Controller, backend: Simulator, records: Sequence[object
         "kernels are not compiled": not COMPILED,
         "preemption has a rule of its own": type(controller.rule) is not PreemptionRule,
         "a record takes single messages": not all(isinstance(record, TakesBlocks) for record in records),
+        "nodes are reserved": bool(controller.reserved),
         "the cluster has a network": cluster.network is not None,
         "nodes are down or change": not cluster.all_up or backend.next_change is not None,
         "processes fail": math.isfinite(settings.job_mtbf_s),
@@ -130,6 +131,7 @@ def compare_with_stretches(controller: Controller, backend: Simulator) -> None:
     `controller` is that of the run, `backend` one of the same world that has not begun.
     """
     other = Controller(controller.policy, backend.cluster, controller.rule)
+    other.reserved = controller.reserved
     if outside(other, backend, ()) is not None:
         return
     run_stretches(other, backend, ())

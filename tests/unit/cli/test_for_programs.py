@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from plait.cli import main
 from plait.cli.app import ENTRIES, app
-from plait.cli.elsewhere import COMMANDS, OPTIONS
+from plait.cli.elsewhere import BELOW, COMMANDS, OPTIONS
 from plait.cli.lazy import takes_list
 from plait.cli.mcp.server import Asking, make_server
 from plait.cli.mcp.skill import FILE, skill_text
@@ -132,6 +132,11 @@ def refusal(words: list[str]) -> str:
         ("submit --dependency afterok:3 -- true", "No such option: --dependency; in plait: --after j-3"),
         ("squeue", "No such command 'squeue'; in plait: plait slurm squeue; plait ls lists jobs"),
         ("kill j-3", "No such command 'kill'; in plait: plait cancel j-3 ends a job"),
+        ("cordon n1", "No such command 'cordon'; in plait: plait nodes drain n1"),
+        ("nodes remove n1", "No such command 'remove'; in plait: plait nodes drain n1; plait nodes forget n1"),
+        ("nodes drian n1", "No such command 'drian'; there are: plait nodes drain"),
+        ("project create x", "No such command 'create'; in plait: plait project set vision"),
+        ("submit --reservation r -- true", "No such option: --reservation; in plait: plait nodes reserve -h"),
         ("submit --nodelist n1 -- true", "No such option: --nodelist; in plait: nodes are chosen for the job"),
         ("submit --image torch -- true", "No such option: --image; in plait: --container"),
         ("submit --gpsu 2 -- true", "No such option: --gpsu (Possible options: --gpus)"),
@@ -160,7 +165,8 @@ def test_mistyped_commands_suggest_what_was_meant_or_nothing(typed: str) -> None
 
 def test_the_answers_name_commands_and_options_that_exist() -> None:
     words = {f"--{one.word}" for one in declared(Asked)}
-    said = " ".join([*OPTIONS.values(), *COMMANDS.values()])
+    below = [text for group in BELOW.values() for text in group.values()]
+    said = " ".join([*OPTIONS.values(), *COMMANDS.values(), *below])
     assert set(re.findall(r"--[a-z][a-z-]*", said)) <= words
     assert set(re.findall(r"plait ([a-z-]+)", said)) <= set(ENTRIES)
     assert set(OPTIONS) & words == set()

@@ -19,7 +19,7 @@ from plait.core.errors import InputError
 from plait.core.goodput import Estimate
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.network_grants import NetworkGrant
-from plait.core.plan import Gate, Group, Groups, Member
+from plait.core.plan import Gate, Group, Groups, Member, NodeReservation
 from strategies import grants, nodes, spec_lists
 
 times = st.floats(0, 1e9)
@@ -98,6 +98,8 @@ def any_message(draw: st.DrawFn) -> Any:
         m.NodeJoined: lambda: m.NodeJoined(at, draw(nodes(3))),
         m.NodeLost: lambda: m.NodeLost(at, text),
         m.NodeSuspected: lambda: m.NodeSuspected(at, text, True),
+        m.NodesReserved: lambda: m.NodesReserved(at, NodeReservation("r-1", ("n0",), "vision", at, at + 1.0, text)),
+        m.ReservationCancelled: lambda: m.ReservationCancelled(at, "r-1", text),
         m.LaunchFailed: lambda: m.LaunchFailed(at, jobs, text),
         m.ReplanDue: lambda: m.ReplanDue(at),
         m.Stop: lambda: m.Stop(n, jobs, draw(st.booleans()), draw(st.booleans())),

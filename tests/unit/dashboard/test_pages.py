@@ -280,6 +280,22 @@ def test_a_node_is_drained_and_resumed_by_administrators(world: World, login: Lo
     root.get("/web/nodes/n7", 404)
 
 
+def test_nodes_are_reserved_and_given_back_by_administrators(world: World, login: Login) -> None:
+    cluster(world)
+    root = login("root")
+    form = {"nodes": "n0", "project": "default", "in_hours": "0.5", "for_hours": "2"}
+    login("ann").post("/web/reservations", 403, **form)
+    assert root.post("/web/reservations", **form).headers["location"] == "/web/nodes"
+    for user in ("ann", "root"):
+        page = login(user).get("/web/nodes")
+        assert "in 30 min 0 s, for 2 h 0 min" in page or "in 29 min" in page
+        assert ("/reservations/r-1/cancel" in page) == (user == "root")
+    assert "root reserved n0 for project default" in root.get("/web/nodes/n0")
+    root.post("/web/reservations", 409, **form)
+    root.post("/web/reservations/r-1/cancel")
+    assert "No node is reserved." in root.get("/web/nodes")
+
+
 def test_what_a_drain_would_lose_is_named_before_it_is_done(world: World, login: Login) -> None:
     cluster(world)
     agent = world.agents["n0"]

@@ -16,7 +16,7 @@ from grouping_cases import candidates, continuous, few_kinds, stages
 from plait.core.errors import InputError
 from plait.grouping import algorithm1, bucket, kernels
 from plait.grouping.bucket import Candidates, ClassedBucket, GroupingCache, GroupingOptions
-from plait.grouping.group import group, pair_weights
+from plait.grouping.group import group
 from plait.grouping.times import best_turns, together_s
 
 METHODS = ("auto", "blossom", "exact", "greedy", "consecutive")
@@ -288,20 +288,6 @@ def test_weights_of_all_pairs(stage_s, worst, speedup, limit):
             value = 0.0
         if abs(gain - 1.05) > 1e-9:
             assert answers[0][u, v] == pytest.approx(value)
-
-
-def test_pair_weights_of_jobs_and_nodes():
-    stage_s = continuous(6)
-    jobs = candidates(stage_s, np.array([1, 1, 1, 2, 2, 1]), memory_bytes=np.array([1.0, 1, 5, 1, 1, 1]))
-    weight = pair_weights(jobs, interference=(1.0, 1.3), memory_limit_bytes=5.0)
-    assert (weight == weight.T).all()
-    assert weight[0, 1] == pytest.approx(stage_s[:2].sum() / 4 / best_turns(stage_s[:2])[0] / 1.3)
-    assert weight[3, 4] > 0 == weight[0, 3] == weight[0, 0] == weight[1, 2]
-    nodes = pair_weights(jobs, [(1, 0), (5,), (3, 4)], max_jobs=3, objective="speedup")
-    three = stage_s[[0, 1, 5]]
-    assert nodes[0, 1] == pytest.approx(three.sum() / best_turns(three)[0])
-    assert nodes[0, 2] == nodes[1, 2] == 0.0
-    assert pair_weights(jobs, []).shape == (0, 0)
 
 
 def test_large_buckets_are_matched_in_parts():

@@ -24,8 +24,8 @@ from plait.live.protocol.wire import (
 )
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.options import Options
-from plait.live.service.network import read_network
 from plait.live.store import Store
+from plait.network.topology.declared import read_network
 
 Key = tuple[int, int, int]
 

@@ -444,7 +444,7 @@ def test_a_network_can_be_declared_and_taken_away_while_jobs_run(make: Make) -> 
     (job,) = c.submit(GANG)
     c.pass_s(2.0)
     assert c.engine.network(c.now).network is None
-    from plait.live.service.network import read_network
+    from plait.network.topology.declared import read_network
 
     c.network = read_network(NETWORK)
     c.restart()

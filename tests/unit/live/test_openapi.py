@@ -268,6 +268,11 @@ def _operate(described: Described, tmp_path: Path) -> None:
         },
     )
     ask("GET /v1/projects")
+    reserved = {"nodes": ["n0"], "project": "vision", "in_s": 3600.0, "for_s": 14400.0}
+    ask("POST /v1/reservations", json=reserved)
+    ask("POST /v1/reservations", status=409, json=reserved)
+    ask("GET /v1/reservations")
+    ask("DELETE /v1/reservations/{reservation}", "/v1/reservations/r-1")
     ask("DELETE /v1/projects/{name}", "/v1/projects/vision")
     ask("POST /v1/backup", json={"path": "copy.db"})
 

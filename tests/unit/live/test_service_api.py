@@ -122,6 +122,8 @@ WRITES = [
     ("DELETE", "/v1/tokens/t-0", None, {"admin"}),
     ("POST", "/v1/projects", {"name": "p"}, {"admin"}),
     ("DELETE", "/v1/projects/p", None, {"admin"}),
+    ("POST", "/v1/reservations", {"nodes": ["n0"], "project": "default", "for_s": 60.0}, {"admin"}),
+    ("DELETE", "/v1/reservations/r-0", None, {"admin"}),
     ("POST", "/v1/backup", {"path": "/nonexistent/folder/x"}, {"admin"}),
     ("POST", "/agent/v1/sync", {}, {"agent"}),
 ]
@@ -150,6 +152,7 @@ READS = [
     ("GET", "/metrics", None, EVERYBODY),
     ("GET", "/v1/tokens", None, {"admin"}),
     ("GET", "/v1/projects", None, EVERYBODY),
+    ("GET", "/v1/reservations", None, EVERYBODY),
 ]
 
 
@@ -173,6 +176,7 @@ def test_every_path_is_in_the_matrix(service: Service) -> None:
         "/v1/reports/{name}",
         "/v1/jobs/{job}/consoles/{console}",
         "/v1/projects/{name}",
+        "/v1/reservations/{reservation}",
         "/v1/nodes/{node}/{action}",
         "/v1/nodes/{node}/gone",
         "/v1/nodes/{node}",

@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from plait.cli.commands.jobs import JobArgument, stop_text, stopped_text
+from plait.cli.commands.status import reservation_line
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table
 from plait.cli.policy_modules import AllowForLog
 from plait.cli.render.forecast_lines import FIDELITY_HEADS, coverage_lines, fidelity_lines, fidelity_row, forecast_lines
@@ -123,6 +124,7 @@ def explanation_lines(found: Explanation) -> list[str]:
         lines.append(f"  network: {found.network}")
     if found.preemption is not None:
         lines.append(f"  preemption: {found.preemption.text}")
+    lines += [f"  {reservation_line(row)}" for row in found.reservations or ()]
     if found.fair is not None:
         lines.append(_fair_line(found.fair))
     if stops := found.stops:

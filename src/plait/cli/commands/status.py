@@ -19,7 +19,7 @@ from plait.live.protocol.not_current import sentence
 from plait.live.scheduler.records.event_words import step_in_words, telling
 
 if TYPE_CHECKING:
-    from plait.live.api.cluster import ClusterStatus, Gpus, LostWork, NodeRow, WantedGpus
+    from plait.live.api.cluster import ClusterStatus, Gpus, LostWork, NodeRow, ReservationRow, WantedGpus
     from plait.live.client.client import Client
 
 #: Of the list of nodes.
@@ -99,25 +99,44 @@ def _counts(by_state: Mapping[Any, int]) -> str:
     return ", ".join(f"{count} {state}" for state, count in by_state.items() if count)
 
 
-nodes = typer.Typer(help="List the nodes; drain, resume and forget them.", invoke_without_command=True)
+nodes = typer.Typer(help="List the nodes; drain, reserve and forget them.", invoke_without_command=True)
 
 
 @nodes.callback()
 def list_nodes(context: typer.Context, home: HomeOption = None, as_json: JsonFlag = False) -> None:
-    """List the nodes; drain, resume and forget them."""
+    """List the nodes; drain, reserve and forget them."""
     context.obj = home
     if context.invoked_subcommand is not None:
         return
     with client(home) as service:
-        found = service.nodes()
+        found, reserved = service.nodes(), service.reservations()
     if as_json:
         print_json(found)
         return
     print_table(
         NODE_COLUMNS, (_node_row(node) for node in found), "no nodes yet; an agent joins within seconds of plait up"
     )
-    for line in node_lines(found):
+    for line in (*node_lines(found), *map(reservation_line, reserved)):
         typer.echo(line)
+
+
+def reservation_line(row: ReservationRow) -> str:
+    """A reservation as a line: its nodes, its time, and the jobs in its way.
+
+    >>> from plait.live.api.cluster import ReservationRow
+    >>> reservation_line(ReservationRow("r-1", ["n1", "n2"], "vision", 3600, 7200, 0, 600, "ann", [], ["j-3"]))
+    'n1, n2 reserved for project vision for another 10 min 0 s (r-1, by ann); j-3 has no checkpoint: it stays there'
+    """
+    now_s = time.time()
+    begins, ends = (time_of_day(now_s + left_s, now_s) for left_s in (row.in_s, row.left_s))
+    when = f"from {begins} to {ends}, in {duration(row.in_s)}" if row.in_s else f"for another {duration(row.left_s)}"
+    text = f"{', '.join(row.nodes)} reserved for project {row.project} {when} ({row.id}, by {row.by})"
+    if row.leave:
+        text += f"; {', '.join(row.leave)} {'is' if len(row.leave) == 1 else 'are'} stopped then, after a checkpoint"
+    if row.stay:
+        has, stays = ("has", "it stays") if len(row.stay) == 1 else ("have", "they stay")
+        text += f"; {', '.join(row.stay)} {has} no checkpoint: {stays} there"
+    return text
 
 
 def node_lines(found: Sequence[NodeRow]) -> list[str]:
@@ -262,6 +281,69 @@ def forget(
         print_json(answer)
         return
     typer.echo(f"{node} is forgotten")
+
+
+@nodes.command("reserve", no_args_is_help=True)
+def reserve(
+    context: typer.Context,
+    names: Annotated[str, typer.Argument(metavar="NODES", help="Nodes, separated by commas: n1,n2.")],
+    project: Annotated[str, typer.Option(help="Project whose jobs may use them.")],
+    lasts: Annotated[str, typer.Option("--for", help="How long: 4h, 2d.")],
+    begins: Annotated[
+        str, typer.Option("--from", help="When it begins: 18:00, 'tomorrow 09:00', 2026-12-24T18:00, 2h; default: now.")
+    ] = "now",
+    home: HomeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Reserve nodes for a project and a time.
+
+    Until it begins, jobs of other projects start there only if they have surely left by then: by their --time, or
+    because they resume from a checkpoint. When it begins, jobs that resume from a checkpoint are stopped and start
+    elsewhere; others stay until they end.
+
+    \b
+    plait nodes reserve n1,n2 --project vision --from 'tomorrow 09:00' --for 4h
+    """
+    from plait.cli.submission import parse_begin
+
+    in_s = 0.0 if begins == "now" else parse_begin(begins, option="--from")
+    nodes_given = [name for one in names.split(",") if (name := one.strip())]
+    with client(home or context.obj) as service:
+        row = service.reserve(nodes_given, project, for_s=seconds(lasts), in_s=in_s)
+    if as_json:
+        print_json(row)
+        return
+    typer.echo(f"{reservation_line(row)}; cancel it with: plait nodes unreserve {row.id}")
+
+
+@nodes.command("reservations")
+def list_reservations(context: typer.Context, home: HomeOption = None, as_json: JsonFlag = False) -> None:
+    """List reservations of nodes."""
+    with client(home or context.obj) as service:
+        found = service.reservations()
+    if as_json:
+        print_json(found)
+        return
+    for row in found:
+        typer.echo(reservation_line(row))
+    if not found:
+        typer.echo("no node is reserved; plait nodes reserve --help shows how")
+
+
+@nodes.command("unreserve")
+def unreserve(
+    context: typer.Context,
+    reservation: Annotated[str, typer.Argument(help="Reservation that `plait nodes reservations` lists.")],
+    home: HomeOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Cancel a reservation of nodes."""
+    with client(home or context.obj) as service:
+        answer = service.cancel_reservation(reservation)
+    if as_json:
+        print_json(answer)
+        return
+    typer.echo(f"{reservation} is cancelled")
 
 
 def events(

@@ -97,12 +97,15 @@ def names_of_runs(path: Path, runs: list[tuple[str, ...]]) -> list[Path]:
 
     >>> [p.name for p in names_of_runs(Path("log.json.gz"), [("srsf", "0"), ("fifo", "0")])]
     ['log-srsf.json.gz', 'log-fifo.json.gz']
+    >>> [p.name for p in names_of_runs(Path("jobs.csv"), [("tiresias-l:thresholds=1/2",), ("fifo",)])]
+    ['jobs-tiresias_l_thresholds=1_2.csv', 'jobs-fifo.csv']
     """
     if len(runs) == 1:
         return [path]
     varying = [i for i in range(len(runs[0])) if len({run[i] for run in runs}) > 1]
     stem, dot, suffixes = path.name.partition(".")
-    names = ["-".join([stem, *(re.sub(r"[^\w.=]+", "_", Path(run[i]).name) for i in varying)]) for run in runs]
+    words = [[Path(run[i]).name if Path(run[i]).exists() else run[i] for i in varying] for run in runs]
+    names = ["-".join([stem, *(re.sub(r"[^\w.=]+", "_", word) for word in some)]) for some in words]
     if len(set(names)) < len(names):
         names = [f"{stem}-{i}" for i in range(len(runs))]
     return [path.with_name(name + dot + suffixes) for name in names]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from typer.core import TyperCommand, TyperGroup
 
-from plait.cli.elsewhere import COMMANDS, OPTIONS, near
+from plait.cli.elsewhere import BELOW, COMMANDS, OPTIONS, near
 from plait.cli.lazy import Commands, Entry, as_they_are
 
 if TYPE_CHECKING:
@@ -151,6 +151,13 @@ def one_matrix(args: list[str]) -> list[str]:
     return [*args[:first], " ".join(args[first:last]), *args[last:]] if last > first else args
 
 
+def _meant(group: str, name: str, known: Collection[str]) -> str:
+    """What a command below a group was meant to be."""
+    if name in BELOW.get(group, ()):
+        return f"in plait: {BELOW[group][name]}"
+    return "there are: " + ", ".join(f"plait {group} {one}" for one in near(name, known) or known)
+
+
 class Panels(TyperGroup):
     """A group whose help lists its commands under the headings of their panels, and builds none of them for it."""
 
@@ -183,6 +190,9 @@ class Panels(TyperGroup):
             return super().invoke(ctx)
         except Exception as error:
             name, at = getattr(error, "option_name", None), getattr(error, "ctx", None)
+            unknown = re.match(r"No such command '([^']*)'", str(error))
+            if unknown and at is not None and at.command is not self:
+                at.fail(f"No such command {unknown[1]!r}; {_meant(at.info_name, unknown[1], at.command.commands)}")
             if name and at is not None and hasattr(error, "possibilities"):
                 known = [option for one in at.command.params for option in one.opts]
                 error.possibilities = near(name, [option for option in known if option.startswith("--")])

@@ -25,7 +25,16 @@ KINDS = {
     "stops": ("StopAsked", "AttemptOver", "CancelAsked"),
     "ends": ("JobFinished", "JobFailed", "JobCancelled"),
     "failures": ("JobFailed", "LaunchFailed", "NodeLost", "RankEnded", "Undelivered"),
-    "nodes": ("NodeJoined", "NodeLost", "NodeSuspected", "NodeDrained", "NodeLeaving", "NodeForgotten"),
+    "nodes": (
+        "NodeJoined",
+        "NodeLost",
+        "NodeSuspected",
+        "NodeDrained",
+        "NodeLeaving",
+        "NodeForgotten",
+        "NodesReserved",
+        "ReservationCancelled",
+    ),
     "restarts": ("ServiceStarted", "AgentRestarted"),
     "policy": ("PolicySet", "ProjectSet", "ReplanDue"),
 }

@@ -25,10 +25,12 @@ async def list_nodes(viewer: Viewer) -> Response:
     nodes = await viewer.get(1.0, "/v1/nodes")
     kept = [one for one in nodes if text.lower() in f"{one['id']} {one['state']} {one.get('gpu_kind', '')}".lower()]
     rows = kept[(page - 1) * ROWS : page * ROWS]
+    projects = await viewer.get(5.0, "/v1/projects") if viewer.session.may_manage else []
     drawn = [(node, node_drawings([{**node, "gone": False}])) for node in rows]
     return viewer.page(
         "nodes.html.j2", title="Nodes", rows=drawn, q=text, page=page,
-        pages_of_list=-(-len(kept) // ROWS), count=len(kept),
+        pages_of_list=-(-len(kept) // ROWS), count=len(kept), projects=[one["name"] for one in projects],
+        reservations=await viewer.get(1.0, "/v1/reservations"),
     )  # fmt: skip
 
 
@@ -60,13 +62,33 @@ async def _history(viewer: Viewer, name: str, status: dict[str, Any]) -> list[tu
         return None
     after = max(status["log_seq"] // 100 * 100 - ENTRIES, 0)
     found = await viewer.get(5.0, "/v1/events", after=after, limit=ENTRIES + 100)
-    about = [one for one in found["events"] if _node_of(one["event"]) == name]
+    about = [one for one in found["events"] if name in _nodes_of(one["event"])]
     return [(one["seq"], one["at_s"], step_in_words(one["event"], one["commands"])) for one in about[:-51:-1]]
 
 
-def _node_of(event: dict[str, Any]) -> str:
+def _nodes_of(event: dict[str, Any]) -> list[str]:
+    """The nodes that an entry is about."""
     node = event.get("node")
-    return str(node.get("id") if isinstance(node, dict) else node)
+    return event.get("reservation", {}).get("nodes") or [str(node.get("id") if isinstance(node, dict) else node)]
+
+
+@done
+async def reserve(viewer: Viewer, form: dict[str, str]) -> str:
+    """Reserve nodes for a project."""
+    in_s, for_s = (3600.0 * float(form.get(name) or 0.0) for name in ("in_hours", "for_hours"))
+    body = {
+        "nodes": form.get("nodes", "").replace(",", " ").split(), "project": form.get("project", ""),
+        "for_s": for_s, "in_s": in_s,
+    }  # fmt: skip
+    await viewer.api.ask("POST", "/v1/reservations", body=body)
+    return f"{ROOT}/nodes"
+
+
+@done
+async def cancel_reservation(viewer: Viewer, form: dict[str, str]) -> str:
+    """Cancel a reservation."""
+    await viewer.api.ask("DELETE", f"/v1/reservations/{segment(viewer.request.path_params['reservation'])}")
+    return f"{ROOT}/nodes"
 
 
 @done

@@ -139,7 +139,7 @@ class Monitor:
     ) -> None:
         self.cuda = cuda
         self._nvml = Nvml() if cuda is not None else None
-        kind, memory = "cpu-slot", slot_memory_bytes
+        kind, memory = "emulated", slot_memory_bytes
         if self._nvml is not None and cuda:
             known = {gpu.index: gpu for gpu in self._nvml.gpus()}
             mine = [known[index] for index in cuda if index in known]

@@ -221,6 +221,33 @@ class NodeRow(Answer, frozen=True):
     rack: int | None = None
 
 
+class ReservationRow(Answer, frozen=True):
+    """Nodes that are for jobs of a project alone, for some time."""
+
+    id: str
+    nodes: list[str]
+    project: str
+    from_s: Moment
+    until_s: Moment
+    in_s: float
+    """Seconds until it begins; 0 if it has begun."""
+    left_s: float
+    """Seconds until it ends."""
+    by: str
+    """The user who reserved them."""
+    leave: list[str]
+    """Jobs of other projects on these nodes that are stopped at the beginning, after a checkpoint."""
+    stay: list[str]
+    """Those that cannot resume from a checkpoint: they stay until they end."""
+
+
+class ReservationGone(Answer, frozen=True):
+    """A reservation that was cancelled."""
+
+    id: str
+    cancelled: bool
+
+
 class JobLoss(Answer, frozen=True, kw_only=True):
     """Work that a stop of a job would lose now."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from plait.live.api import Answer, Moment
+from plait.live.api.cluster import ReservationRow
 from plait.live.api.jobs import AdaptiveJob, JobAggregation, JobAttempt, JobState, LastDecision, SharingOfJob, Stops
 
 
@@ -293,6 +294,8 @@ class Explanation(Answer, frozen=True):
     limit_left_s: float | None = None
     """Seconds on GPUs until its time limit."""
     preemption: PreemptionRisk | None = None
+    reservations: list[ReservationRow] | None = None
+    """Reservations of nodes by which it waits, or for which it is stopped when they begin."""
     fair: FairShare | None = None
     sharing: SharingOfJob | None = None
     adaptive: AdaptiveJob | None = None

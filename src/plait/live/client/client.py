@@ -41,6 +41,8 @@ from plait.live.api.cluster import (
     NodeRow,
     PolicyAnswer,
     Queue,
+    ReservationGone,
+    ReservationRow,
 )
 from plait.live.api.costs import Costs, UsageOfJob
 from plait.live.api.explain import ComparedQueues, Explanation, SubmissionOutlook
@@ -329,6 +331,22 @@ class Client(Caller):
     def forget_node(self, node: str) -> NodeForgottenAnswer:
         """Take a node that has gone out of the lists; `Refused` while something may run there."""
         return self._request(NodeForgottenAnswer, "DELETE", f"/v1/nodes/{segment(node)}")
+
+    def reservations(self) -> list[ReservationRow]:
+        """Reservations of nodes that have not ended, the first to begin first."""
+        return self._get(list[ReservationRow], "/v1/reservations")
+
+    def reserve(self, nodes: Sequence[str], project: str, *, for_s: float, in_s: float = 0.0) -> ReservationRow:
+        """Keep nodes for jobs of `project` alone for `for_s` seconds, in `in_s` seconds from now.
+
+        Raises `Refused` for unknown nodes and projects, and where one of the nodes is reserved at that time.
+        """
+        body: Json = {"nodes": list(nodes), "project": project, "for_s": for_s, "in_s": in_s}
+        return self._request(ReservationRow, "POST", "/v1/reservations", body=body)
+
+    def cancel_reservation(self, reservation: str) -> ReservationGone:
+        """Let jobs of all projects use reserved nodes again."""
+        return self._request(ReservationGone, "DELETE", f"/v1/reservations/{segment(reservation)}")
 
     def policy(self) -> PolicyAnswer:
         """The policy that decides."""

@@ -60,6 +60,13 @@ def missing(job: Mapping[str, Any], path: str | None) -> Missing | None:
     return None if why is None else Missing("command", why)
 
 
+#: How files are run or submitted, by their suffix.
+_RUNS = {
+    ".sh": "a script runs as: bash", ".py": "a script runs as: python",
+    **dict.fromkeys((".toml", ".yaml", ".yml", ".json"), "a job file is submitted with: plait submit -f"),
+}  # fmt: skip
+
+
 def _program(program: str, job: Mapping[str, Any], folder: str, path: str) -> str | None:
     """Why the program of a command cannot be started; None if it can."""
     if "/" in program:
@@ -73,8 +80,9 @@ def _program(program: str, job: Mapping[str, Any], folder: str, path: str) -> st
     search = os.pathsep.join([(job.get("env") or {}).get("PATH") or path, own])
     if shutil.which(program, path=search) is not None:
         return None
-    near = _near(program, [name for where in search.split(os.pathsep) for name in _names(where)])
-    hint = f"did you mean {near!r}? It was" if near else "it was"
+    runs = _RUNS.get(Path(program).suffix)
+    near = None if runs else _near(program, [name for where in search.split(os.pathsep) for name in _names(where)])
+    hint = f"did you mean {near!r}? It was" if near else f"{runs} {program}; it was" if runs else "it was"
     if folder and os.path.isfile(os.path.join(folder, program)):
         run = f"python {program}" if program.endswith(".py") else f"./{program}"
         hint = f"{program!r} is a file of {folder}, which runs as: {run}. As a program it was"

@@ -25,7 +25,7 @@ from plait.control.messages import ReplanDue
 from plait.core.errors import PlaitError
 from plait.core.jobs import JobClass, Phase
 from plait.core.policy import has_grants
-from plait.live.api.cluster import ClusterFigures, Losses, NetworkOfCluster, NodeRow, Queue
+from plait.live.api.cluster import ClusterFigures, Losses, NetworkOfCluster, NodeRow, Queue, ReservationRow
 from plait.live.api.explain import Explanation
 from plait.live.api.jobs import FINAL, JobRow
 from plait.live.layout import Layout, array_index
@@ -569,6 +569,29 @@ class Engine:
         """Take a node that will not come back out of the lists; `Conflict` while it may still run something."""
         self.clock(now_s)
         operations.forget_node(self.context, node)
+        self._run()
+
+    def reservations(self, now_s: float) -> list[ReservationRow]:
+        """Reservations of nodes that have not ended, the first to begin first."""
+        return waiting.reservations(self.context, now_s)
+
+    def reserve(
+        self, nodes: Sequence[str], project: str, from_s: float, until_s: float, by: str, now_s: float
+    ) -> ReservationRow:
+        """Keep nodes for jobs of a project alone, from a time until another.
+
+        Raises `Conflict` where one of them is reserved then, `LookupError` for an unknown node, `InputError` for an
+        unknown project or no time.
+        """
+        self.clock(now_s)
+        made = operations.reserve(self.context, nodes, project, from_s, until_s, by)
+        self._run()
+        return waiting.reservation(self.context, made, now_s)
+
+    def cancel_reservation(self, name: str, by: str, now_s: float) -> None:
+        """Let jobs of all projects use reserved nodes again; `LookupError` for an unknown reservation."""
+        self.clock(now_s)
+        operations.cancel_reservation(self.context, name, by)
         self._run()
 
     # -- agents ---------------------------------------------------------------------------------------

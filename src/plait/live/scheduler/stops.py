@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
+from plait.core.plan import RESERVED
 from plait.core.words import counted, duration
 from plait.live.layout import job_name
 from plait.live.scheduler.context import Context
@@ -88,7 +89,9 @@ def preemption_reason(ctx: Context, number: int, takers: Sequence[int]) -> str:
     named = ", ".join(f"{job_name(one)} of {state.jobs[one].owner}" for one in takers[:NAMED])
     if len(takers) > NAMED:
         named += f" and {len(takers) - NAMED} more"
-    said = _order(ctx, number, takers) or controller.plan.reasons.get(number, "")
+    said = controller.plan.reasons.get(number, "")
+    if RESERVED not in said:
+        said = _order(ctx, number, takers) or said
     parts = [f"for {named}" * bool(named), said, f"policy {state.policy_text}"]
     live, gpus = state.jobs[number].live, state.groups.of_job.get(number)
     if live is not None and gpus is not None and len(gpus) != len(live.gpus):

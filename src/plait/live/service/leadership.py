@@ -45,8 +45,8 @@ def open_leadership(options: ServiceOptions, layout: Layout, lease: LeaderLease 
     from plait.live.agent.lease import unpark
     from plait.live.fencing import Fences
     from plait.live.scheduler.engine import Engine
-    from plait.live.service.network import read_network
     from plait.live.store import Store
+    from plait.network.topology.declared import read_network
 
     store = Store.open(options.db or layout.database, lease=lease)
     unpark(layout.leases())  # before the engine begins to wait for its nodes

@@ -24,7 +24,6 @@ from plait.live.discovery import file_of
 from plait.live.layout import FIRST, Layout, make_private
 from plait.live.notes import note
 from plait.live.protocol.leases import LEASE_SHARE, LOST_S, check_lease
-from plait.live.service.network import NONE, read_network
 from plait.live.supervisor import daemon
 from plait.live.supervisor.down import stop
 from plait.live.supervisor.options import for_backend, options_file, remember, remember_down, remembered, was_up
@@ -42,7 +41,7 @@ from plait.live.supervisor.services import (
     start_standby,
 )
 from plait.live.system.procs import Patience
-from plait.network.topology.declared import Declared
+from plait.network.topology.declared import NONE, Declared, read_network
 from plait.network.topology.shapes import SHAPES
 
 #: A policy that grants memory of switches.

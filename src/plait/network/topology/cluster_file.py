@@ -8,6 +8,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from plait.core.cluster import Cluster, Link, Network, Node, Switch
@@ -67,6 +68,15 @@ class LinkTable:
     ends: list[str] = option("Names of two switches, or of a node and a switch")
     gbps: float = option("Rate, Gb/s each way", default=100.0, least=0.001, most=1e9)
     delay_us: float = option("Propagation delay, microseconds", default=1.0, least=0, most=1e6)
+
+
+def file_text(path: str) -> str:
+    """The text of a cluster file; raises `InputError` for a file that cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputError(f"cannot read the cluster file {path}: {reason}") from error
 
 
 def read_cluster_file(text: str, file: str) -> Cluster:

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from plait.core.cluster import Cluster, Link, Network
 from plait.core.errors import InputError, suggest
 from plait.network.topology.build import build_growing
-from plait.network.topology.cluster_file import read_cluster_file
+from plait.network.topology.cluster_file import file_text, read_cluster_file
 from plait.network.topology.fields import placed, read_options
 from plait.network.topology.read import split_options
 from plait.network.topology.shapes import SHAPES, SingleSwitch
 
+#: The value of `--network` that removes the network of a cluster.
+NONE = "none"
 #: The rack of a node by the name of the node.
 Racks = dict[str, int]
 
@@ -91,3 +93,13 @@ def _attached(network: Network, racks: Racks, cluster: Cluster) -> Network:
                 for link in of_node[like]
             ]
     return replace(network, links=tuple(links))
+
+
+def read_network(text: str | None) -> Declared | None:
+    """Read `--network` of a service: a topology, a cluster file in TOML, or `none`; None if it is not given.
+
+    Raises `InputError` for anything that cannot be read. `none` is a declaration without text and switches.
+    """
+    if text is None or text == NONE:
+        return None if text is None else Declared("")
+    return Declared.of_file(file_text(text), text) if text.lower().endswith(".toml") else Declared.read(text)

@@ -44,9 +44,9 @@ class Pool:
     capacity: IntArray
     """(N,): GPUs of each node; 0 while it is down."""
     spare: FloatArray
-    """(N, 2): cores and memory bytes of each node, infinite where not a limit."""
+    """(N, R): resources of each node (`Cluster.node_spare`), infinite where not a limit."""
     per_gpu: FloatArray
-    """(J, 2): cores and bytes that a GPU of the job takes along."""
+    """(J, R): what of them a GPU of the job takes along."""
     held: IntArray
     """(J, N): GPUs that each job has now."""
     least: IntArray
@@ -105,9 +105,9 @@ class Pool:
         up = self.capacity > 0
         if not self.demanding or not up.any():
             return np.ones(len(self.rows))
-        room = (self.spare[up] / self.capacity[up][:, None]).max(axis=0)
+        room, per_gpu = (self.spare[up, :2] / self.capacity[up][:, None]).max(axis=0), self.per_gpu[:, :2]
         with np.errstate(divide="ignore", invalid="ignore"):
-            parts = np.where(self.per_gpu > 0, self.per_gpu / room, 0.0)
+            parts = np.where(per_gpu > 0, per_gpu / room, 0.0)
         out: FloatArray = np.maximum(parts.max(axis=1), 1.0)
         return out
 
@@ -245,7 +245,7 @@ def _plain_pool(view: View, due: BoolArray, stays: BoolArray, restart_s: float) 
         c["weight"], c["submit_s"], c["starts"], c["last_start_s"], c["pending_since_s"], c["attained_gpu_s"],
         c["goodput"], c["min_gpus"], c["max_gpus"],
     )  # fmt: skip
-    nodes, nothing = np.arange(len(cluster.nodes)), np.zeros((len(rows), 2))
+    nodes, nothing = np.arange(len(cluster.nodes)), np.zeros((len(rows), cluster.node_spare.shape[1]))
     return Pool(
         rows, nodes, capacity, cluster.node_spare, nothing, held, least, most, most, weights, line, fresh, kept, None
     )
@@ -291,9 +291,9 @@ class _Columns:
         self.view = view
         asked = demands(jobs)
         self.demanding = bool(asked.any())
-        self.per_gpu = asked if self.demanding else np.zeros((len(jobs), 2))
+        self.per_gpu = asked if self.demanding else np.zeros((len(jobs), view.cluster.node_spare.shape[1]))
         self.taken: IntArray = held[stays].sum(axis=0)
-        self.taken_along = np.zeros((len(view.cluster.nodes), 2))
+        self.taken_along = np.zeros_like(view.cluster.node_spare)
         if self.some_stay and self.demanding:
             for row in np.flatnonzero(stays).tolist():  # a job that shares GPUs takes its own part of cores and memory
                 group_of = int(jobs.running_group[row])
@@ -397,14 +397,14 @@ def _able(view: View) -> IntArray:
     able = np.zeros((len(jobs), len(cluster.kinds)), dtype=np.int64)
     for kind in range(len(cluster.kinds)):
         able[:, kind] = gpus[cluster.node_kind == kind].sum()
-    per_gpu = np.broadcast_to(demands(jobs), (len(jobs), 2))
+    per_gpu = np.broadcast_to(demands(jobs), (len(jobs), cluster.node_spare.shape[1]))
     for row in np.flatnonzero(per_gpu.any(axis=1)).tolist():
         able[row] = np.bincount(cluster.node_kind, room(gpus, cluster.node_spare, per_gpu[row]), len(cluster.kinds))
     return able
 
 
 def room(free: IntArray, spare: FloatArray, per_gpu: FloatArray) -> IntArray:
-    """(N,): GPUs of a job that fit on each node next to the present jobs; `per_gpu` (2,) is the demand of one."""
+    """(N,): GPUs of a job that fit on each node next to the present jobs; `per_gpu` is the demand of one."""
     if not per_gpu.any():
         return np.maximum(free, 0)
     fits = free.astype(np.float64)

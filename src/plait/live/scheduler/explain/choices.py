@@ -16,7 +16,6 @@ from plait.core.arrays import FloatArray
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError, suggest
 from plait.core.policy import PRIORITY, Policy, UsesRequests
-from plait.core.words import counted
 from plait.live.api.explain import ComparedHours, ComparedQueues, ComparedTotals, MovedCounts, MovedJob
 from plait.live.scheduler.explain.next_starts import next_starts
 from plait.live.scheduler.explain.outlook import Outlook, allowed, assumptions, middles
@@ -88,7 +87,7 @@ def _changed(controller: Controller, cluster: Cluster, policy: Policy) -> Contro
     )
     then.job_store, then.active, then.running = controller.job_store, controller.active, controller.running
     then.now_s, then.competing, then.plan = controller.now_s, controller.competing, controller.plan
-    then.usage, then.network = controller.usage, controller.network
+    then.usage, then.network, then.reserved = controller.usage, controller.network, controller.reserved
     return then
 
 
@@ -220,14 +219,3 @@ def parse_priorities(said: Sequence[str]) -> dict[int, float]:
         except ValueError:
             raise InputError(f"priority {one!r}: write JOB=PRIORITY, e.g. j-3=10, j-3=high or j-3=low") from None
     return out
-
-
-def who_in_words(counts: Mapping[str, int]) -> str:
-    """How many gain and lose.
-
-    >>> who_in_words({"gain": 2, "lose": 1, "same": 0})
-    '2 jobs end sooner, 1 job later, 0 as now'
-    """
-    return (
-        f"{counted(counts['gain'], 'job')} end sooner, {counted(counts['lose'], 'job')} later, {counts['same']} as now"
-    )

@@ -7,16 +7,18 @@ which calls the policy itself and is answered elsewhere; see `plait.live.schedul
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from plait.control.controller import Controller
 from plait.core.jobs import Phase
+from plait.core.plan import NodeReservation
 from plait.core.policy import Preempts
 from plait.core.resources import Resource
 from plait.core.words import counted, duration
+from plait.live.api.cluster import ReservationRow
 from plait.live.api.explain import Blocker, Explanation, FairShare, GpuOfJob, LastStop, PreemptionRisk, StageTime
 from plait.live.api.jobs import Stops
 from plait.live.layout import job_name
@@ -29,6 +31,7 @@ from plait.live.scheduler.network.shown import of_attempt
 from plait.live.scheduler.records.attempts import Attempt, JobRecord
 from plait.live.scheduler.records.event_words import stop_in_words
 from plait.live.scheduler.stops import NAMED, UNPLACED, time_left_s
+from plait.placement.reserved_nodes import barred_from
 from plait.policies.fair_share import half_life_s, used
 from plait.policies.kinds import LEVELS
 from plait.policies.predicted import predicted_of
@@ -67,6 +70,7 @@ def explain(ctx: Context, number: int, now_s: float) -> Explanation:
         last_stop=_last_stop(job),
         stops=Stops(**stop_fields(ctx, job)),
         fair=_fair_share(ctx, job),
+        reservations=_reservations_of(ctx, job, now_s) or None,
         **out,
     )
 
@@ -290,3 +294,51 @@ def _contended(stages: Mapping[str, StageTime], shared: bool) -> str | None:
     if not shared or not grown or max(grown)[0] <= 0:
         return None
     return str(max(grown)[1])
+
+
+# -- reservations of nodes ----------------------------------------------------------------------------
+
+
+def reservations(ctx: Context, now_s: float) -> list[ReservationRow]:
+    """Reservations that have not ended, the first to begin first."""
+    return [reservation(ctx, one, now_s) for one in sorted(_current(ctx, now_s), key=lambda one: (one.from_s, one.id))]
+
+
+def reservation(ctx: Context, one: NodeReservation, now_s: float) -> ReservationRow:
+    """A reservation, and the jobs that are in its way."""
+    controller, jobs = ctx.state.controller, [job.number for job in _in_the_way(ctx, one, now_s)]
+    stay = [number for number in jobs if controller is not None and kept(controller, number)]
+    leave = [job_name(number) for number in jobs if number not in stay]
+    return ReservationRow(
+        one.id, list(one.nodes), one.project, round(one.from_s, 3), round(one.until_s, 3),
+        round(max(one.from_s - now_s, 0.0), 3), round(one.until_s - now_s, 3), one.by, leave,
+        [*map(job_name, stay)],
+    )  # fmt: skip
+
+
+def _reservations_of(ctx: Context, job: JobRecord, now_s: float) -> list[ReservationRow]:
+    """Reservations by which a job waits, or in whose way it runs."""
+    controller = ctx.state.controller
+    if controller is None or not controller.reserved or not job.admitted:
+        return []
+    if job.live is not None:
+        found = [one for one in _current(ctx, now_s) if job in _in_the_way(ctx, one, now_s)]
+    else:
+        at = controller.active.tolist()
+        view = controller.view(max(now_s, controller.now_s))
+        found = barred_from(view, controller.reserved, at.index(job.number)) if job.number in at else []
+    return [reservation(ctx, one, now_s) for one in found]
+
+
+def _in_the_way(ctx: Context, one: NodeReservation, now_s: float) -> Iterator[JobRecord]:
+    """Jobs of other projects that run on its nodes and are not sure to end before it begins."""
+    for number in sorted(ctx.state.live):
+        job = ctx.state.jobs[number]
+        here = job.live is not None and any(rank.node in one.nodes and not rank.ended for rank in job.live.ranks)
+        if here and job.project != one.project and time_left_s(job) > one.from_s - now_s:
+            yield job
+
+
+def _current(ctx: Context, now_s: float) -> list[NodeReservation]:
+    known = () if ctx.state.controller is None else ctx.state.controller.reserved
+    return [one for one in known if one.until_s > now_s]

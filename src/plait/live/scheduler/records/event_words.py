@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from plait.core.resources import CPU_KIND
-from plait.core.words import QUOTED, counted, duration
+from plait.core.words import QUOTED, duration
 from plait.live.scheduler.records.end_words import cause_line
 
 Message = Mapping[str, Any]
@@ -92,13 +92,14 @@ def _requested(message: Message) -> str:
 
 
 def _groups(message: Message) -> str:
-    """Who runs on how many GPUs; the entry of the start names them by node."""
+    """Who runs on how many GPUs, if several; the entry of the start names them, or the slot of a job without GPUs."""
     said = []
     for group in message["groups"]:
         names = [f"j-{m['job'] if isinstance(m, Mapping) else m}" for m in group["jobs"]]
         turns = f", taking turns by {group['gate']}" if group.get("gate") else ""
         guest = ", as a guest" if group.get("guest") else ""
-        said.append(f"{' with '.join(names)} on {counted(len(group['gpus']), 'GPU')}{turns}{guest}")
+        gpus = f" on {len(group['gpus'])} GPUs" if len(group["gpus"]) > 1 else ""
+        said.append(f"{' with '.join(names)}{gpus}{turns}{guest}")
     return "; ".join(said)
 
 
@@ -216,6 +217,14 @@ def _suspected(message: Message) -> str:
     return f"node {message['node']} {'is silent' if message['suspect'] else 'reports again'}"
 
 
+def _reserved(message: Message) -> str:
+    one, at_s = message["reservation"], message["at_s"]
+    begins = f"in {duration(one['from_s'] - at_s)}" if one["from_s"] > at_s else "from now on"
+    lasts = duration(one["until_s"] - max(one["from_s"], at_s))
+    by = one.get("by") or "the run"
+    return f"{by} reserved {', '.join(one['nodes'])} for project {one['project']} {begins} for {lasts} ({one['id']})"
+
+
 def _sentence(text: str) -> Callable[[Message], str]:
     """A function that fills jobs, node and reason of a message into `text`."""
 
@@ -260,6 +269,8 @@ _WORDS: Mapping[str, Callable[[Message], str]] = {
     "NodeJoined": _sentence("node {node} joined"),
     "NodeLost": _sentence("node {node} was lost"),
     "NodeSuspected": _suspected,
+    "NodesReserved": _reserved,
+    "ReservationCancelled": lambda m: f"reservation {m['id']} was cancelled{_by(m)}",
     "SwitchLost": lambda m: f"switch {m['switch']} was lost",
     "SwitchJoined": lambda m: f"switch {m['switch']} joined",
     "SwitchServed": _served,

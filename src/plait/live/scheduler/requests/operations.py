@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from plait.control.messages import NodeJoined, NodeLost
-from plait.core.errors import InputError
+from plait.control.messages import NodeJoined, NodeLost, NodesReserved, ReservationCancelled
+from plait.core.errors import InputError, suggest
 from plait.core.jobs import Phase
+from plait.core.plan import NodeReservation
 from plait.core.policy import Policy, has_grants
 from plait.core.words import duration
 from plait.live.layout import job_name
@@ -130,6 +131,54 @@ def resume(ctx: Context, node: str) -> None:
             assert record.info is not None
             ctx.record(NodeJoined(ctx.now_s, hardware(record.info)))
             ctx.timers.watched_s = -math.inf  # it may be silent
+
+
+def reserve(
+    ctx: Context, nodes: Sequence[str], project: str, from_s: float, until_s: float, by: str
+) -> NodeReservation:
+    """Record a reservation; see `Engine.reserve`."""
+    state = ctx.state
+    if unknown := [node for node in nodes if node not in state.nodes]:
+        known = sorted(state.nodes)
+        raise LookupError(
+            f"no node {unknown[0][:64]!r}; {suggest(unknown[0], known) if known else 'none has joined yet'}"
+        )
+    projects = sorted({"default", *state.projects, *(job.project for job in state.jobs.values())})
+    if project not in projects:
+        near = suggest(project, projects)
+        raise InputError(f"no project {project[:64]!r}; {near}; make a new one with: plait project set {project}")
+    ids = [0, *(int(one.id.removeprefix("r-")) for one in _reservations(ctx))]
+    made = NodeReservation(f"r-{max(ids) + 1}", tuple(dict.fromkeys(nodes)), project, from_s, until_s, by)
+    for other in _reservations(ctx):
+        both = set(made.nodes).intersection(other.nodes)
+        if both and made.from_s < other.until_s and other.from_s < made.until_s:
+            raise Conflict(
+                f"{', '.join(sorted(both))} cannot be reserved twice: {other.id}, for project {other.project}, "
+                f"{_when(other, ctx.now_s)}; take another time, or cancel it with: plait nodes unreserve {other.id}"
+            )
+    ctx.record(NodesReserved(ctx.now_s, made))
+    return made
+
+
+def cancel_reservation(ctx: Context, name: str, by: str) -> None:
+    """Record that a reservation is cancelled; `LookupError` for one that is unknown or has ended."""
+    names = [one.id for one in _reservations(ctx)]
+    if name not in names:
+        raise LookupError(f"no reservation {name[:64]!r}; there are: {', '.join(names) or 'none'}")
+    ctx.record(ReservationCancelled(ctx.now_s, name, by))
+
+
+def _reservations(ctx: Context) -> list[NodeReservation]:
+    """Those that have not ended."""
+    known = () if ctx.state.controller is None else ctx.state.controller.reserved
+    return [one for one in known if one.until_s > ctx.now_s]
+
+
+def _when(one: NodeReservation, now_s: float) -> str:
+    """When it is, relative to now."""
+    if one.from_s <= now_s:
+        return f"now and for another {duration(one.until_s - now_s)}"
+    return f"in {duration(one.from_s - now_s)} for {duration(one.until_s - one.from_s)}"
 
 
 def node_gone(ctx: Context, node: str, why: str, certain: bool) -> None:

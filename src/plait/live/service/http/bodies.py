@@ -152,6 +152,17 @@ class ProjectIn(Body, frozen=True):
     """End jobs whose GPUs were all unused for so long. null: do not; left out: as it is."""
 
 
+class ReservationIn(Body, frozen=True):
+    """Nodes that are to be for jobs of a project alone, for some time."""
+
+    nodes: Annotated[list[Name], Meta(min_length=1, max_length=1000)]
+    project: Name
+    for_s: Annotated[float, Meta(gt=0, le=1e9)]
+    """Seconds from its beginning to its end."""
+    in_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    """Seconds from now to its beginning."""
+
+
 class BackupIn(Body, frozen=True):
     """Where the copy goes, on the machine of the service."""
 

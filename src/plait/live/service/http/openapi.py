@@ -54,7 +54,7 @@ TAGS = {
 #: Parts of paths.
 _PATHS = {
     "job": "Id of a job, j-12, or its name.", "node": "Name of a node.", "action": "drain or resume.",
-    "token_id": "Its `id`: t-1f2e3d4c.", "name": "Its name.",
+    "token_id": "Its `id`: t-1f2e3d4c.", "reservation": "Its `id`: r-1.", "name": "Its name.",
     "console": "A name that the client makes up, of 8 to 64 letters, digits and dashes.",
 }  # fmt: skip
 _METHODS = ("get", "put", "post", "delete", "patch")

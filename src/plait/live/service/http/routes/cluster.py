@@ -26,6 +26,8 @@ from plait.live.api.cluster import (
     Placements,
     PolicyAnswer,
     Queue,
+    ReservationGone,
+    ReservationRow,
 )
 from plait.live.api.cluster import NetworkOfCluster as Network
 from plait.live.api.jobs import FINAL
@@ -33,7 +35,7 @@ from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.live_policy import live_policy
 from plait.live.service.http.api import Api, Call, Json, Routes
 from plait.live.service.http.auth import only_of
-from plait.live.service.http.bodies import ENTRIES, LARGEST, DrainIn, GoneIn, PolicyIn
+from plait.live.service.http.bodies import ENTRIES, LARGEST, DrainIn, GoneIn, PolicyIn, ReservationIn
 from plait.live.service.what_if import Busy
 from plait.live.store import Entry
 from plait.policies.catalog import check_named
@@ -219,6 +221,40 @@ async def change_node(call: Call, said: DrainIn) -> NodeRow:
     else:
         await call.api.worker.call(lambda engine, now_s: engine.resume(node, now_s))
     return await _shown(call.api, node)
+
+
+@ROUTES.get("/v1/reservations", list[ReservationRow])
+async def reservations(call: Call) -> list[ReservationRow]:
+    """Reservations of nodes that have not ended, the first to begin first."""
+    return await call.api.worker.look(lambda engine, now_s: engine.reservations(now_s))
+
+
+@ROUTES.post(
+    "/v1/reservations", ReservationRow, body=ReservationIn, roles=_ADMIN,
+    conflict="One of the nodes is reserved at that time.",
+)  # fmt: skip
+async def reserve(call: Call, given: ReservationIn) -> ReservationRow:
+    """Reserve nodes for a project.
+
+    Until the beginning, jobs of other projects start there only if they have surely left by then. At the beginning the
+    ones that resume from a checkpoint are stopped, and others stay until they end.
+    """
+
+    def work(engine: Engine, now_s: float) -> ReservationRow:
+        return engine.reserve(
+            given.nodes, given.project, now_s + given.in_s, now_s + given.in_s + given.for_s, call.token.user, now_s
+        )
+
+    row: ReservationRow = await call.api.worker.call(work)
+    return row
+
+
+@ROUTES.route("DELETE", "/v1/reservations/{reservation}", ReservationGone, roles=_ADMIN)
+async def cancel_reservation(call: Call) -> ReservationGone:
+    """Let jobs of all projects use the nodes again."""
+    name = call.path["reservation"]
+    await call.api.worker.call(lambda engine, now_s: engine.cancel_reservation(name, call.token.user, now_s))
+    return ReservationGone(name, True)
 
 
 @ROUTES.get("/v1/policy", PolicyAnswer)
