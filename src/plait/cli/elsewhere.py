@@ -60,7 +60,7 @@ COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(("reserve", "reservations", "brsvadd", "brsvs"), "plait nodes reserve, reservations"),
     **dict.fromkeys(("sprio", "position"), "plait queue; plait explain j-3 says why it waits"),
     **dict.fromkeys(("sreport", "cost-report", "sacctutil", "billing"), "plait costs, plait history"),
-    **dict.fromkeys(("sstat", "metrics", "usage", "nvidia-smi"), "plait top; plait exec j-3 -- nvidia-smi"),
+    **dict.fromkeys(("sstat", "metrics", "usage", "nvidia-smi"), "plait exec j-3 -- nvidia-smi; plait nodes"),
     **dict.fromkeys(("bpeek", "log", "output"), "plait logs -f j-3"),
     **dict.fromkeys(("bstop", "bresume"), "plait hold j-3, plait release j-3"),
     **dict.fromkeys(("users", "user", "tokens"), "plait token ls, plait token new ann"),

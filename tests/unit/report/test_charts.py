@@ -13,12 +13,14 @@ import pytest
 from plait.core.errors import InputError
 from plait.report.charts import (
     ChartLine,
+    Cloud,
     GroupedBar,
     grouped_bars_svg,
     lines_svg,
+    scatter_svg,
     write_chrome_trace,
 )
-from plait.report.sections import StageGroup, StageRow, policy_bars_svg, stages_page, stages_svg, write_stages
+from plait.report.sections import StageGroup, StageRow, cdf_svg, policy_bars_svg, stages_page, stages_svg, write_stages
 
 SPACE = "{http://www.w3.org/2000/svg}"
 
@@ -112,6 +114,16 @@ def test_lines_that_cannot_be_drawn_are_named(line: ChartLine) -> None:
         lines_svg("t", [line], "x", "y")
 
 
+# Pictures of measured against predicted.
+
+
+def test_scatter_refuses_what_cannot_be_drawn() -> None:
+    drawn = scatter_svg("Goodput", [Cloud("atp", [1.0, 2.0], [1.1, 1.9])], "simulated", "live", band=0.15)
+    assert drawn.count("<path transform") == 3  # two points and the legend
+    with pytest.raises(InputError, match="'atp' need as many y as x"):
+        scatter_svg("Goodput", [Cloud("atp", [1.0], [])], "simulated", "live")
+
+
 # The Gantt of stages: slots as in the formula, nothing left out, names escaped.
 
 A, B = StageRow("a", 0, (1.0, 2.0, 3.0, 1.0)), StageRow("b", 1, (2.0, 1.0, 1.0, 0.0))
@@ -161,7 +173,7 @@ def test_jobs_that_share_a_gpu_nest(make, tmp_path):
 
 
 def test_pictures_are_well_formed_and_name_the_policies(results, make):
-    for svg in (policy_bars_svg(results), policy_bars_svg([make("<b>&")], "p99_jct_s")):
+    for svg in (policy_bars_svg(results), cdf_svg(results), policy_bars_svg([make("<b>&")], "p99_jct_s")):
         assert ET.fromstring(svg).tag.endswith("svg")
     assert "★" in policy_bars_svg(results)
     with pytest.raises(InputError, match="did you mean 'avg_jct_s'"):
