@@ -709,7 +709,7 @@ def test_cancel_and_administration(plait, fake):
     assert plait("nodes", "resume", "n0").code == 0
     assert plait("policy", "show").out == "muri-l\n"
     assert plait("policy", "set", "srsf").out == "srsf decides from now on\n"
-    made = plait("token", "create", "bob")
+    made = plait("token", "new", "bob")
     assert made.out == "abc\n"
     assert made.err.endswith(f"They use it with: export PLAIT_URL={fake.url} PLAIT_TOKEN=abc\n")
     assert plait("token", "new", "bob", "--expires", "30d").out == "abc\n"
