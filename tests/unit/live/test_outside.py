@@ -86,7 +86,6 @@ def watched(
     monkeypatch.setattr(outside, "SAMPLES", 20)
     monkeypatch.setattr(outside, "SAMPLE_S", 0.05)
     monkeypatch.setattr(outside, "PROBE_S", 0.05)
-    found: list[list[float] | None] = []
     with subprocess.Popen(
         [sys.executable, "-c", program, str(folder / "data")], stdout=subprocess.PIPE, text=True, process_group=0
     ) as process:
@@ -96,11 +95,9 @@ def watched(
         watch = OutsideWatch(folder, 2.0, disk_bytes)
         # A fixed link, because the speed of a loopback hardly says what a busy one reaches.
         watch.peaks = Peaks(measure_peaks(folder).disk_bytes_s, 2e7)
-        watch.begin(process.pid, gpu, found.append)
-        assert watch._thread is not None
-        watch._thread.join()
+        parts = watch.parts(process.pid, gpu)
         os.killpg(process.pid, signal.SIGKILL)
-    return found[0]
+    return parts
 
 
 @pytest.mark.parametrize(

@@ -151,21 +151,22 @@ class Agent(ProcessManager):
         if self._watch.busy:
             return
         alive = [attempt for attempt in self.attempts.values() if attempt.alive]
-        if not alive and procs.boot_s() - self._began_s >= BEGIN_S:
-            self._watch.measure()
+        if self._watch.peaks is None and not alive and procs.boot_s() - self._began_s >= BEGIN_S:
+            self._watch.start()
         for attempt in alive:
             if attempt.process is not None and attempt.unseen() and self._alone(attempt):
                 attempt.outside_s = procs.boot_s()
-                cuda, gpus = self.monitor.cuda, attempt.run.gpus
-                busy = None if cuda is None else partial(self.monitor.busy, gpus)
-                self._watch.begin(attempt.process.pid, busy, partial(self._watched, attempt))
+                self._watch.start(partial(self._watch_from, attempt, attempt.process.pid))
                 return
 
     def _alone(self, attempt: LocalAttempt) -> bool:
         others = [other for other in self.attempts.values() if other.alive and other.run.job != attempt.run.job]
         return not any(set(attempt.run.gpus) & set(other.run.gpus) for other in others)
 
-    def _watched(self, attempt: LocalAttempt, parts: list[float] | None) -> None:
+    def _watch_from(self, attempt: LocalAttempt, root: int) -> None:
+        """Watch the processes of an attempt in this thread, and keep what was seen if it holds for the attempt."""
+        busy = None if self.monitor.cuda is None else partial(self.monitor.busy, attempt.run.gpus)
+        parts = self._watch.parts(root, busy)
         with self.lock:
             # A program that imported and read for longer than usual may count iterations by now.
             if attempt.alive and self._alone(attempt) and not attempt.counts_iterations():

@@ -184,23 +184,23 @@ def _link_bytes_s() -> float:
         name = next(row.split()[0] for row in rows if row.split()[1] == "00000000")
         if (mbit_s := int(Path(f"/sys/class/net/{name}/speed").read_text(encoding="ascii"))) > 0:
             return mbit_s * 1e6 / 8
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+    size = 0
+    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 0)) as server:
+        sender = socket.create_connection(server.getsockname())
+        threading.Thread(target=_send_blocks, args=(sender,), daemon=True).start()
         receiver, _ = server.accept()
-        sender.settimeout(PROBE_S)
-
-        def send() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    sender.sendall(bytes(_BLOCK))
-
-        thread = threading.Thread(target=send, daemon=True)
-        begin_s, size = time.perf_counter(), 0
-        thread.start()
+        begin_s = time.perf_counter()
         with receiver:
             while time.perf_counter() - begin_s < PROBE_S:
                 size += len(receiver.recv(_BLOCK))
-        thread.join()
     return size / PROBE_S
+
+
+def _send_blocks(sender: socket.socket) -> None:
+    """Send until the other end closes."""
+    with contextlib.suppress(OSError), sender:
+        while True:
+            sender.sendall(bytes(_BLOCK))
 
 
 def measure_peaks(folder: Path) -> Peaks:
@@ -257,24 +257,10 @@ class _Counted:
     waits: bool
 
 
-def _count(pids: Sequence[int], moved: tuple[float, float] | None, disk: Callable[[int], object]) -> _Counted:
-    threads: dict[int, float] = {}
-    total, waits = 0.0, False
-    for pid in pids:
-        both = disk(pid)
-        total += sum(both) if isinstance(both, tuple) else 0.0
-        waits |= procs.main_thread(pid)[0] == b"D"
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                with open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
-                    threads[int(thread)] = int(file.read().split()[0]) / 1e9
-    return _Counted(time.monotonic(), threads, total, moved or (0.0, 0.0), waits)
-
-
 class OutsideWatch:
     """Watches attempts of a node one after the other, in a thread that ends when none is left."""
 
-    def __init__(self, folder: Path, cores: float, disk: Callable[[int], object]) -> None:
+    def __init__(self, folder: Path, cores: float, disk: Callable[[int], tuple[float, float] | None]) -> None:
         """Watch on a node with so many `cores`; `folder` keeps its peaks, `disk` counts the bytes of a process."""
         self._folder, self._cores, self._disk = folder, cores, disk
         self._thread: threading.Thread | None = None
@@ -285,29 +271,21 @@ class OutsideWatch:
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def measure(self) -> None:
-        """Measure the peaks beside everything else, if that was not done."""
-        if self.peaks is None and not self.busy:
-            self._start(self._measure)
+    def start(self, run: Callable[[], object] = lambda: None) -> None:
+        """Measure the peaks unless that was done, then `run`, beside everything else; the caller checks `busy`."""
 
-    def begin(self, root: int, gpu: Callable[[], float] | None, done: Callable[[list[float] | None], None]) -> None:
-        """OutsideWatch the tree of processes from `root`; `done` gets the parts of the samples, or None.
+        def work() -> None:
+            self.peaks = self.peaks or measure_peaks(self._folder)
+            run()
 
-        `gpu` reads how busy the attempt's GPUs are, 0..1; None on CPU slots. The caller checks that nothing is `busy`.
-        """
-        self._start(lambda: done(self._watch(root, gpu)))
-
-    def _start(self, run: Callable[[], object]) -> None:
-        self._thread = threading.Thread(target=run, name="plait-outside", daemon=True)
+        self._thread = threading.Thread(target=work, name="plait-outside", daemon=True)
         self._thread.start()
 
-    def _measure(self) -> Peaks:
-        if self.peaks is None:
-            self.peaks = measure_peaks(self._folder)
-        return self.peaks
+    def parts(self, root: int, gpu: Callable[[], float] | None) -> list[float] | None:
+        """Watch the tree of processes from `root`; returns the parts of the samples, None if it ended meanwhile.
 
-    def _watch(self, root: int, gpu: Callable[[], float] | None) -> list[float] | None:
-        self._measure()
+        `gpu` reads how busy the attempt's GPUs are, 0..1; None on CPU slots.
+        """
         traffic, samples = SocketTraffic(), list[tuple[float, ...]]()
         before = self._sample(root, traffic)
         while before is not None and len(samples) < SAMPLES:
@@ -323,7 +301,15 @@ class OutsideWatch:
         if procs.stat_fields(root) is None:
             return None
         pids = [root, *procs.descendants(root)]
-        return _count(pids, traffic.read({root: pids})[root], self._disk)
+        threads: dict[int, float] = {}
+        for pid in pids:
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                for thread in os.listdir(f"/proc/{pid}/task"):
+                    with open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
+                        threads[int(thread)] = int(file.read().split()[0]) / 1e9
+        disk = sum(sum(self._disk(pid) or ()) for pid in pids)
+        waits = any(procs.main_thread(pid)[0] == b"D" for pid in pids)
+        return _Counted(time.monotonic(), threads, disk, traffic.read({root: pids})[root] or (0.0, 0.0), waits)
 
     def _use(self, before: _Counted, now: _Counted, gpu: Callable[[], float] | None) -> tuple[float, ...]:
         assert self.peaks is not None
