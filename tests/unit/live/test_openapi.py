@@ -138,6 +138,7 @@ def test_roles_are_those_that_are_let_in(described: Described) -> None:
             .replace("j-0", "{job}")
             .replace("t-0", "{token_id}")
             .replace("0f3a9c4e", "{console}")
+            .replace("r-0", "{reservation}")
             .replace("n0/drain", "{node}/{action}")
         )
         template = template.replace("n0", "{node}").replace("projects/p", "projects/{name}")
