@@ -17,6 +17,7 @@ import time
 import common
 import numpy as np
 from common import Figure
+from random_rounds import Round, random_jobs, random_round
 
 from plait.core.arrays import FloatArray, IntArray
 from plait.goodput.batch import goodput_table
@@ -27,7 +28,6 @@ from plait.goodput.kinds import best_configurations, kind_configs, relative
 from plait.goodput.knapsack import best_sizes
 from plait.goodput.throughput import fair_share, speedup
 from plait.placement.elastic import place_arranged, place_sizes
-from plait.testing.allocations import Round, random_jobs, random_round
 
 SIZES = ((20, 16), (160, 16), (160, 64), (300, 512))
 

@@ -2,7 +2,7 @@
 
     python benchmarks/bench_live_network.py [--quick] [--passes N] [--seed N] [--json] [--svg FOLDER]
 
-Switch and server are processes, all packets pass the kernel; only links are paced (`plait.testing.paced_network`), so
+Switch and server are processes, all packets pass the kernel; only links are paced (`paced_network`), so
 slow that the load of the machine matters little. Two runs that are not among the points measure rate and delay, which
 the simulator gets. Each point runs once a pass; other load of the machine can only slow a pass down, so the fastest is
 compared, and the median of the passes stands beside it. Simulated figures are medians over nine seeds.
@@ -17,8 +17,9 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from paced_network import LinkFigures, Outcome, PacedDataplane, Point, median, simulations
+
 from plait.report.charts import Cloud, scatter_svg
-from plait.testing.paced_network import LinkFigures, Outcome, PacedDataplane, Point, median, simulations
 
 QUICK = "--quick" in sys.argv
 PACKETS_PER_S, DELAY_S, SEEDS, GOAL = 100.0, 0.04, range(9), 0.15

@@ -19,9 +19,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from sharing_rows import Row, beside, false_alarms, recorded, result, rows
+
 from plait.sharing.grant import longest_quantum_s
 from plait.sim.gpu import PATTERNS, QUANTA_S, Mode, Variation, table_cell
-from plait.sim.gpu.acceptance import Row, beside, false_alarms, recorded, result, rows
 
 #: What real series have to reach: of all in the median, and each one.
 MEDIAN, LEAST = 0.70, 0.30

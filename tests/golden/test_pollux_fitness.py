@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from random_rounds import Round, random_round
 
 from plait.goodput.batch import goodput_table
 from plait.goodput.fitness import after_restart, column_of, fitness
@@ -23,7 +24,6 @@ from plait.goodput.knapsack import best_sizes
 from plait.goodput.throughput import fair_share, speedup
 from plait.placement.elastic import place_arranged
 from plait.policies.sizing.steps import best_of_all
-from plait.testing.allocations import Round, random_round
 from sampling import sample
 
 #: Few jobs on few nodes: a fair share of three GPUs, where the ladder lacks sizes; more jobs than the search can seat.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
-from plait.testing.paced_network import Channel, LinkFigures, PacedDataplane, Point, median, simulations
+from paced_network import Channel, LinkFigures, PacedDataplane, Point, median, simulations
 
 RATE, DELAY_S = 200.0, 0.02
 

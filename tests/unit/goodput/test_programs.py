@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_rounds import random_round
 
 from plait.core import compile_policy
 from plait.core.errors import InputError
@@ -23,7 +24,6 @@ from plait.goodput.ilp import best_arrangement, best_placement, realised
 from plait.goodput.kinds import Limit, best_configurations, kind_configs, relative
 from plait.goodput.knapsack import best_of_only_sizes, best_sizes, fill_table, knapsack, plain_table
 from plait.policies.pollux import resize, utility
-from plait.testing.allocations import random_round
 from sampling import examples
 
 

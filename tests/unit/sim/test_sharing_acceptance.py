@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sharing_rows import Row, beside, false_alarms, recorded, result, rows
 
 from plait.sim.gpu import Mode, Variation, run
-from plait.sim.gpu.acceptance import Row, beside, false_alarms, recorded, result, rows
 
 slow = pytest.mark.skipif(not os.environ.get("PLAIT_SLOW"), reason="set PLAIT_SLOW=1")
 ROWS = {row.name: row for row in rows()}

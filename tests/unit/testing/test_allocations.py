@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from random_rounds import MOST_GPUS, random_round
 
 from plait.core.errors import InputError
 from plait.testing import Kind, plan_faults
-from plait.testing.allocations import MOST_GPUS, random_round
 from plait.testing.chaos import WEIGHTS
 
 
