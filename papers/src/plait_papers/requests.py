@@ -41,7 +41,8 @@ class PolluxRequest:
         typer.Option(help="Workload file, or folder of them; may be repeated. [default: DATA/workload-6.csv]"),
     ] = None
     study: Annotated[
-        Text, typer.Option(metavar="STUDY,...", help="load, interval, interference, p, exploration or untuned.")
+        Text,
+        typer.Option(metavar="STUDY,...", help="load, interval, interference, p, exploration, untuned or autoscale."),
     ] = None
     policy: Annotated[
         Text, typer.Option(metavar="POLICY,...", help="Only these, e.g. tiresias,optimus,pollux. [default: all]")

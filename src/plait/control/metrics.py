@@ -22,7 +22,7 @@ Costs of a run: every GPU for every hour of the run, divided among jobs, idle GP
 
 Conventions:
   all GPUs of the cluster are paid for from the first submission to the last end of the counted jobs, also while their
-  node is down: the total is GPUs x hours x price
+  node is down: the total is GPUs x hours x price; of an elastic cluster only while their node is up
   jobs that share a GPU divide its price equally, at every moment; a GPU without a job is idle
   a job's money includes its lost work and restarts, which are also shown apart: the part of its time on GPUs that is
   lost work (as above), and the cost of its restarts by the job store (saving and loading a checkpoint)
@@ -104,9 +104,10 @@ class Costs:
 
 
 def costs(
-    prices: Prices, timeline: Timeline, columns: Mapping[str, Any], counted: BoolArray, span: tuple[float, float]
-) -> Costs:
-    """The costs of a run over `span` (seconds). `columns` are from the job store.
+    prices: Prices, timeline: Timeline, columns: Mapping[str, Any], counted: BoolArray, span: tuple[float, float],
+    *, pays_down: bool = True,
+) -> Costs:  # fmt: skip
+    """The costs of a run over `span` (seconds). `columns` are from the job store; `pays_down`: of nodes that are down.
 
     Raises `InputError` for a kind of GPU without a price.
     """
@@ -127,11 +128,11 @@ def costs(
     again = np.maximum(columns["starts"][:n] - 1, 0) * np.nan_to_num(columns["restart_s"][:n])
     again_s = np.clip(again, 0.0, ran_s - lost_s)
     per_s = np.divide(money, ran_s, out=np.zeros(n), where=ran_s > 0)
-    hours = (last - first) / 3600
-    return Costs(
-        prices, cluster.gpus, hours, math.fsum(rate.tolist()) * (last - first), float(((up_s - held_s) * rate).sum()),
-        float((down_s[cluster.gpu_node] * rate).sum()), money, per_s * lost_s, per_s * again_s, counted,
-    )  # fmt: skip
+    hours, down = (last - first) / 3600, float((down_s[cluster.gpu_node] * rate).sum())
+    total = math.fsum(rate.tolist()) * (last - first)
+    total, down = (total, down) if pays_down else (total - down, 0.0)
+    idle, lost, again = float(((up_s - held_s) * rate).sum()), per_s * lost_s, per_s * again_s
+    return Costs(prices, cluster.gpus, hours, total, idle, down, money, lost, again, counted)
 
 
 def _rows(t: Timeline, span: tuple[float, float]) -> tuple[IntArray, FloatArray, FloatArray, IntArray]:
@@ -361,6 +362,7 @@ def measure(
     truth: JobBatch | None = None,
     isolated: Isolated | None = None,
     prices: Prices | None = None,
+    pays_down: bool = True,
     **labels: Value,
 ) -> RunResult:
     """Figures of the run that `history` recorded.
@@ -368,8 +370,8 @@ def measure(
     A `window` (two numbers: submission seconds) leaves out jobs of warm-up and cool-down. `truth` has the
     jobs as they are, by number, if the controller was given noisy estimates. `isolated` knows how long adaptive jobs
     take alone on so many GPUs, for fairness and slowdown; without, all are as fast as they have GPUs. With
-    `prices` of GPU-hours there are costs. `labels` go into the summary: trace, policy, world, seed, cluster, wall_s and
-    any other.
+    `prices` of GPU-hours there are costs, also of nodes that are down if `pays_down`. `labels` go into the summary:
+    trace, policy, world, seed, cluster, wall_s and any other.
     """
     timeline = history.timeline()
     jobs = outcomes(controller.job_store, timeline, truth)
@@ -392,7 +394,11 @@ def measure(
     summary |= class_figures(controller.job_store.columns, jobs, timeline, counted)
     summary |= network_figures(controller, jobs, timeline, counted)
     summary |= _blocking(timeline, span)
-    money = None if prices is None else costs(prices, timeline, controller.job_store.columns, counted, span)
+    money = (
+        None
+        if prices is None
+        else costs(prices, timeline, controller.job_store.columns, counted, span, pays_down=pays_down)
+    )
     if money is not None:
         summary |= money.figures()
     summary |= {

@@ -13,6 +13,7 @@ estimates are reported at the next decision.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator, Mapping
 
@@ -99,6 +100,15 @@ class Simulator(JobsOnGpus):
         self.next_change = next(self.node_changes, None)
         self.some_save_at_times = bool((self.saves_as == PERIODIC).any())
         self.changed = False  # whether a node ever went down or returned
+
+    def schedule(self, change: NodeChange) -> None:
+        """A node comes or goes at a time that lies ahead."""
+        ahead = [change] if self.next_change is None else sorted([change, self.next_change])
+        self.next_change, self.node_changes = ahead[0], heapq.merge(ahead[1:], self.node_changes)
+
+    def look_at(self, at_s: float) -> None:
+        """Have a decision at this time, if there is none before."""
+        self.news_ms = min(self.news_ms, to_ms(at_s))
 
     # -- what happens -----------------------------------------------------------------------------------
 
@@ -286,7 +296,7 @@ class Simulator(JobsOnGpus):
         if self.cluster.network is not None and change.node in self.cluster.network.names:
             yield from self._change_switch(change.node, change.up, now)
         else:
-            yield from self._change_one(self.cluster.index(change.node), change.up, now)
+            yield from self._change_one(self.cluster.index(change.node), change.up, now, change.graceful)
         # Even if the state of the node did not change, jobs may have come or gone in this millisecond.
         if self.round_ms:
             self.news_ms = now
@@ -294,8 +304,8 @@ class Simulator(JobsOnGpus):
             yield self.replan_due()
             yield from self._measured()
 
-    def _change_one(self, index: int, up: bool, now: float) -> Iterator[Event]:
-        """A node goes down or returns."""
+    def _change_one(self, index: int, up: bool, now: float, graceful: bool) -> Iterator[Event]:
+        """A node goes down or returns; jobs of a `graceful` one have saved."""
         if up and not self.cluster.up[index]:
             self.changed = True
             self.cluster = self.cluster.with_node(self.cluster.nodes[index])
@@ -304,7 +314,7 @@ class Simulator(JobsOnGpus):
             yield NodeJoined(now / 1000, self.cluster.nodes[index])
         elif not up and self.cluster.up[index]:
             self.changed = True
-            yield from self._lose_node(index, now)
+            yield from self._lose_node(index, now, graceful)
 
     def _change_switch(self, switch: str, up: bool, now: float) -> Iterator[Event]:
         """A switch stops to add up gradients, or does so again; packets pass it all the time."""
@@ -317,12 +327,12 @@ class Simulator(JobsOnGpus):
             self.cluster = self.cluster.without_switch(switch)
             yield SwitchLost(now / 1000, switch)
 
-    def _lose_node(self, index: int, now_ms: float) -> Iterator[Event]:
+    def _lose_node(self, index: int, now_ms: float, graceful: bool) -> Iterator[Event]:
         node = self.cluster.nodes[index].id
         self.cluster = self.cluster.without_node(node)
         hit = [j for j in self.running.tolist() if (self.cluster.gpu_node[self.where[j]] == index).any()]
         for job in hit:
-            self._release(job, now_ms, lost=True)
+            self._release(job, now_ms, lost=not graceful)
         for job, gpus in list(self.parked.items()):
             if (self.cluster.gpu_node[gpus] == index).any():
                 del self.parked[job]

@@ -1,5 +1,7 @@
 """When nodes, switches and jobs break: from a failure trace, or drawn from a seeded mean time between failures.
 
+And nodes that come and go as a policy values them: `ElasticNodes`.
+
 A switch that is down adds up no gradients, and what was in its memory is gone; packets still pass it. Where a switch
 cuts nodes off, these nodes go down, too, each with changes of its own.
 """
@@ -12,22 +14,130 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
+from plait.control.controller import Controller
+from plait.control.messages import Command, Event, ReplanDue
 from plait.core.arrays import IntArray
 from plait.core.cluster import Cluster
-from plait.core.errors import TraceError
+from plait.core.errors import InputError, TraceError
 from plait.core.jobs import JobBatch
+from plait.core.policy import Autoscaling
+
+#: A change that is due now takes effect this much later, seconds: after the commands of the present decision.
+SOON_S = 0.001
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class NodeChange:
-    """A node goes down or comes back at a time in seconds, or a switch: `node` is its name; no two have the same."""
+    """A node goes down or comes back at a time in seconds, or a switch: `node` is its name; no two have the same.
+
+    A `graceful` node has saved the jobs that run there before it goes.
+    """
 
     at_s: float
     node: str
     up: bool
+    graceful: bool = False
+
+
+@dataclass(frozen=True)
+class ElasticNodes:
+    """The nodes that a cluster has at least and at most, and when others come and go.
+
+    Every `every_s` the policy values nodes (`Autoscaling`), or else the requests of active jobs count. New nodes arrive
+    `start_s` after they are requested. Nodes of which the policy wants fewer leave at once, idle ones first, and save
+    the jobs that run there; without a policy that values them, only nodes that have no job leave, after `idle_s`.
+    """
+
+    least: int
+    most: int
+    start_s: float = 120.0
+    every_s: float = 60.0
+    idle_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        times = (self.start_s, self.every_s, self.idle_s)
+        if not 0 <= self.least <= self.most or self.most < 1 or not all(0 <= t < math.inf for t in times):
+            raise InputError(
+                f"an elastic cluster needs 0 <= least <= most nodes and seconds >= 0, got {self.least} to {self.most} "
+                f"nodes, start_s={self.start_s}, every_s={self.every_s}, idle_s={self.idle_s}"
+            )
+
+    @classmethod
+    def parse(cls, text: str, start_s: float) -> ElasticNodes:
+        """Read `LEAST..MOST`; raises `InputError`."""
+        least, dots, most = text.partition("..")
+        if not (dots and least.isdecimal() and most.isdecimal()):
+            raise InputError(f"elastic nodes are {text!r}; give the least and the most, e.g. 1..16")
+        return cls(int(least), int(most), start_s)
+
+    def first(self, cluster: Cluster) -> Cluster:
+        """The cluster at the beginning: its first `least` nodes are up. Raises `InputError` if it has too few."""
+        if len(cluster.nodes) < self.most:
+            raise InputError(
+                f"an elastic cluster of {self.most} nodes needs as many; this one has {len(cluster.nodes)}"
+            )
+        for node in cluster.nodes[self.least :]:
+            cluster = cluster.without_node(node.id)
+        return cluster
+
+
+class Changing(Protocol):
+    """A simulated cluster whose nodes may be changed while it runs."""
+
+    def schedule(self, change: NodeChange) -> None:
+        """A node comes or goes at a time that lies ahead."""
+
+    def look_at(self, at_s: float) -> None:
+        """Have a decision at this time, if there is none before."""
+
+
+class NodeSupply:
+    """Requests nodes and gives them back, as a step of a simulation."""
+
+    def __init__(self, nodes: ElasticNodes, controller: Controller, backend: Changing) -> None:
+        self.nodes, self.controller, self.backend = nodes, controller, backend
+        self.next_s = 0.0
+        self.coming: dict[str, float] = {}  # requested nodes, and when they arrive
+        self.idle_since: dict[int, float] = {}
+
+    def __call__(self, event: Event, commands: Sequence[Command]) -> None:
+        """Look at the cluster after a decision, at most every `every_s`."""
+        if not isinstance(event, ReplanDue):
+            return
+        if event.at_s >= self.next_s:
+            self.next_s = event.at_s + max(self.nodes.every_s, SOON_S)
+            self._look(event.at_s)
+        if len(self.controller.active):
+            self.backend.look_at(self.next_s)
+
+    def _look(self, now_s: float) -> None:
+        """Request and give back nodes."""
+        view = self.controller.view()
+        self.coming = {node: at_s for node, at_s in self.coming.items() if at_s > now_s}
+        cluster, size = view.cluster, max(1, int(view.cluster.node_gpus.max()))
+        policy: object = self.controller.policy
+        wanted = policy.wanted_gpus(view, self.nodes.most * size) if isinstance(policy, Autoscaling) else None
+        gpus = int(view.jobs.gpus.sum()) if wanted is None else wanted.gpus
+        target = min(max(-(-gpus // size), self.nodes.least), self.nodes.most)
+        up = np.flatnonzero(cluster.node_up[: self.nodes.most]).tolist()
+        group = np.repeat(np.arange(len(view.running)), view.running.gpu_count())
+        held = view.running.gpus[np.isin(group, view.jobs.running_group)]  # of groups that have not ended
+        busy = set(cluster.gpu_node[held].tolist())
+        self.idle_since = {n: self.idle_since.get(n, now_s) for n in up if n not in busy}
+        short = target - len(up) - len(self.coming)
+        down = [n for n, is_up in enumerate(cluster.node_up[: self.nodes.most].tolist()) if not is_up]
+        for n in [n for n in down if cluster.nodes[n].id not in self.coming][: max(short, 0)]:
+            self.coming[cluster.nodes[n].id] = at_s = now_s + max(self.nodes.start_s, SOON_S)
+            self.backend.schedule(NodeChange(at_s, cluster.nodes[n].id, True))
+        leave = sorted(up, key=lambda n: (n in busy, -n))[: max(len(up) - target, 0)]
+        for n in leave:
+            rested = now_s - self.idle_since.get(n, math.inf) >= self.nodes.idle_s
+            if wanted is not None or rested:
+                self.backend.schedule(NodeChange(now_s + SOON_S, cluster.nodes[n].id, False, graceful=True))
 
 
 def read_failures(path: str | Path, cluster: Cluster) -> tuple[NodeChange, ...]:

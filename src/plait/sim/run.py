@@ -21,7 +21,7 @@ from plait.core.policy import Policy
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.policies.quotas import Quotas, never_admitted
 from plait.sim.backend import Simulator
-from plait.sim.failures import NodeChange, drawn_failures, drawn_switch_failures
+from plait.sim.failures import ElasticNodes, NodeChange, NodeSupply, drawn_failures, drawn_switch_failures
 from plait.sim.invariants import Invariants
 from plait.sim.physics import Contends
 from plait.sim.stretch import compare_with_stretches, outside, run_stretches
@@ -83,6 +83,7 @@ def simulate(
     observe: Callable[[Controller], Step | Sequence[Step]] | None = None,
     rule: PreemptionRule = DEFAULT_RULE,
     reservations: Sequence[NodeReservation] = (),
+    elastic: ElasticNodes | None = None,
 ) -> Simulation:
     """Simulate a trace on a cluster under a policy until every job has ended.
 
@@ -94,7 +95,8 @@ def simulate(
     need no Python between two instants (`plait.sim.stretch`), with the same results.
     `check` verifies the invariants after every event, so message by message, and that compiled stretches come to the
     same. `node_changes` (of nodes and switches) replaces the world's drawn failures. `reservations` of nodes are known
-    from the beginning. Jobs that the cluster, the quotas or the system of the policy never allow are refused.
+    from the beginning, and nodes of `elastic` clusters come and go by policy. Jobs that the cluster, the quotas or the
+    system of the policy never allow are refused.
 
     Returns the controller at the end, in whose `job_store` each job has a row (seconds, GPU-seconds), and the backend.
     Raises `SimulationError` naming the jobs if some can never finish, `PlanError` for an impossible plan.
@@ -124,9 +126,10 @@ def simulate(
         wanted = jobs.column("ina").tolist()
         never = {row: why for row, ina in enumerate(wanted) if (why := aggregation.never_serves(ina)) is not None}
         refused = {row: f"ina is require, and {why}" for row, why in never.items()} | dict(refused)
+    cluster = cluster if elastic is None else elastic.first(cluster)
     backend = simulator(jobs, cluster, world, seed=seed, node_changes=node_changes, refused=refused)
     controller = Controller(policy, cluster, rule)
-    steps: list[Step] = []
+    steps: list[Step] = [] if elastic is None else [NodeSupply(elastic, controller, backend)]
     if observe is not None:
         observing = observe(controller)
         steps += observing if isinstance(observing, Sequence) else [observing]

@@ -18,7 +18,8 @@ from rich.table import Table
 
 from plait.core.errors import InputError, suggest
 from plait_papers.evaluation import Outcome
-from plait_papers.pollux.runs import Case, Done
+from plait_papers.pollux import autoscale
+from plait_papers.pollux.runs import AUTOSCALE, Case, Done
 from plait_papers.pollux.settings import read_setting
 
 #: Study -> what it varies.
@@ -28,10 +29,12 @@ STUDIES: Mapping[str, str] = {
     "p": "exponent of the mean of speed-ups that is made largest",
     "exploration": "jobs that measure themselves, and jobs that know their throughput from the start",
     "untuned": "GPUs and batches as users request them, by the file of the same name in workloads-realistic",
+    "autoscale": "one ImageNet job on nodes that come and go, in plait's own simulator (GPU-hours for the cost)",
     "interference": "distributed jobs share nodes and lose 0, 25 or 50 % of their speed there",
 }
 HEAD = ("ours", "low", "high", "published", "off by")
 INTERVALS, SLOWDOWNS, EXPONENTS = (30, 60, 120, 240, 480), (0.0, 0.25, 0.5), (-10.0, -1.0, 1.0)
+FAIRNESS, COST = ("worst_rho", "rho_under_2"), ("cost", "mean_nodes")
 LOADS = (0.5, 1.0, 1.5, 2.0)
 LABELS: Mapping[str, str] = {
     "tiresias": "Tiresias + tuned",
@@ -40,6 +43,9 @@ LABELS: Mapping[str, str] = {
     "pollux:exact=on": "Pollux, all sizes",
     "pollux-ga": "Pollux, genetic",
 }
+SHOWN: Mapping[str, tuple[str, ...]] = {"p": FAIRNESS, "autoscale": COST}
+"""Figures of a study next to the mean completion time."""
+
 LIKE = {"pollux:exact=on": "pollux", "pollux-ga": "pollux"}
 """The published values to compare a policy with."""
 
@@ -112,7 +118,7 @@ def points(
 
     def point(study: str, at: str, policy: str, settings: Sequence[str], file: Path = workload, **more: Any) -> Point:
         cases = tuple(Case(str(file), str(data), read_setting(text).text, jobs, **more) for text in settings)
-        metrics = ("avg_jct_s", "p99_jct_s", "avg_restarts", *FAIRNESS) if study else tuple(METRICS)
+        metrics = ("avg_jct_s", "p99_jct_s", "avg_restarts", *FAIRNESS, *COST) if study else tuple(METRICS)
         like = LIKE.get(policy, policy)
         published = {m: reference(like, m, study=study, at=at, workload=workload) for m in metrics} if known else {}
         found = {metric: v for metric, v in published.items() if v is not None}
@@ -140,8 +146,12 @@ def points(
     if "exploration" in studies:
         for name in ("off", "on"):
             yield point("exploration", f"oracle {name}", "pollux", [with_option("pollux", f"oracle={name}")])
+    if "autoscale" in studies:
+        for policy in autoscale.LABELS:
+            case = Case(str(workload), str(data), f"{AUTOSCALE}{policy}", 1)
+            yield Point("imagenet", "autoscale", "1 to 16 nodes", policy, (case,), ("avg_jct_s", *COST), {})
     if "untuned" in studies:
-        for policy in ("tiresias", "optimus", "pollux"):
+        for policy in ("tiresias", "optimus"):  # Pollux uses neither GPUs nor batch of a workload
             yield point("untuned", "as requested", policy, [policy], user)
 
 
@@ -162,6 +172,7 @@ def with_option(policy: str, options: str) -> str:
 def rows_of(point: Point, done: Mapping[Case, Done]) -> Iterator[Comparison]:
     """The figures of a point; means over its runs."""
     runs = [done[case] for case in point.cases]
+    labels = autoscale.LABELS if point.study == "autoscale" else LABELS
     for metric in point.metrics:
         values = [run.figures[metric] for run in runs if metric in run.figures]
         if values:
@@ -169,7 +180,7 @@ def rows_of(point: Point, done: Mapping[Case, Done]) -> Iterator[Comparison]:
             theirs = point.published.get(metric)
             off = None if theirs is None else ours / theirs - 1
             yield Comparison(
-                point.workload, point.study, point.at, point.policy, LABELS[point.policy], metric, ours, min(values),
+                point.workload, point.study, point.at, point.policy, labels[point.policy], metric, ours, min(values),
                 max(values), len(values), theirs, off,
             )  # fmt: skip
 
@@ -209,14 +220,14 @@ def _table(workload: str, study: str, rows: Sequence[Comparison]) -> Table:
     grid = Table(title=title, title_justify="left", header_style="bold")
     for name in ("policy", study or "metric"):
         grid.add_column(name)
-    metrics = METRICS if not study else ("avg_jct_s", *(FAIRNESS if study == "p" else ()))
+    metrics = ("avg_jct_s", *SHOWN.get(study, ())) if study else tuple(METRICS)
     shown = [row for row in rows if row.metric in metrics]
     columns = filled(shown)
     for i in columns:
         grid.add_column(HEAD[i], justify="right")
     for i, row in enumerate(shown):
         last = i + 1 == len(shown) or shown[i + 1].policy != row.policy
-        what = f"{row.at} {METRICS[row.metric]}" if study == "p" else row.at or METRICS[row.metric]
+        what = f"{row.at} {METRICS[row.metric]}" if study in SHOWN else row.at or METRICS[row.metric]
         grid.add_row(row.label, what, *(cells(row)[c] for c in columns), end_section=last and not study)
     return grid
 
@@ -234,8 +245,6 @@ def cells(row: Comparison) -> tuple[str, ...]:
     return show(row.ours), *span, theirs, "" if row.off is None else f"{row.off:+.2%}"
 
 
-FAIRNESS = ("worst_rho", "rho_under_2")
-
 METRICS: Mapping[str, str] = {
     "avg_jct_s": "mean JCT",
     "p50_jct_s": "median JCT",
@@ -250,6 +259,8 @@ METRICS: Mapping[str, str] = {
     "avg_restarts": "restarts a job",
     "worst_rho": "largest finish-time fairness",
     "rho_under_2": "share of jobs with a fairness under 2",
+    "cost": "GPU-hours paid for",
+    "mean_nodes": "mean number of nodes",
 }
 """Figures of a run that are compared, and what they are called."""
 

@@ -11,9 +11,13 @@ from typing import Any
 
 from plait.core.errors import InputError
 from plait_papers.evaluation import Ended, Evaluation, file_hash
+from plait_papers.pollux.autoscale import run_autoscaling
 from plait_papers.pollux.settings import read_setting
 from plait_papers.pollux.workload import Submitted, Workload, load, read_jobs, used
 from plait_papers.pollux.world import fairness, figures, simulate
+
+#: Begins the policy of a case of the autoscaling experiment.
+AUTOSCALE = "autoscale "
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,11 @@ def load_once(workload: str, data: str, jobs: int | None) -> Workload:
 
 def run_case(case: Case, ended: Ended | None = None) -> Done:
     """Run it; `ended(n)` is called whenever `n` more jobs have ended."""
-    workload = workload_of(case)
     begin = time.process_time()
+    if case.policy.startswith(AUTOSCALE):
+        scaled = run_autoscaling(case.policy.removeprefix(AUTOSCALE))
+        return Done(scaled, [scaled["avg_jct_s"]], time.process_time() - begin)
+    workload = workload_of(case)
     done = simulate(workload, read_setting(case.policy), ended)
     cpu_s = time.process_time() - begin
     found = figures(workload.jobs, done) | fairness(workload, done, read_setting(case.policy))
@@ -76,6 +83,8 @@ def run_case(case: Case, ended: Ended | None = None) -> Done:
 
 def _inputs(case: Case) -> dict[str, Any]:
     """The bytes of all that is read, and the setting."""
+    if case.policy.startswith(AUTOSCALE):
+        return {"policy": case.policy}
     names = used(read_jobs(case.workload, case.jobs))
     return {
         **asdict(case),
@@ -91,6 +100,7 @@ EVALUATION: Evaluation[Case, Done] = Evaluation(
     Done,
     jobs=lambda case: len(workload_of(case).jobs),
     code=(
+        *("plait.control", "plait.policies", "plait.sim", "plait_papers.pollux.autoscale"),
         *("plait.core", "plait.goodput", "plait.placement"),
         *(f"plait_papers.pollux.{name}" for name in ("baselines", "clock", "jobs", "pollux", "runs", "settings")),
         *(f"plait_papers.pollux.{name}" for name in ("tables", "workload", "world")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from plait.sim.published import PublishedRun
 from plait_papers.pollux.baselines import most_gpus, packed
 from plait_papers.pollux.clock import GPUS_PER_NODE, NODES, PolluxRun
 from plait_papers.pollux.clock import run as run_clock
-from plait_papers.pollux.jobs import AdaptiveJob
+from plait_papers.pollux.jobs import AdaptiveJob, Job
 from plait_papers.pollux.settings import MEANINGS, SUMMARIES, TAKES, Setting, make_rule, read_setting
+from plait_papers.pollux.tables import Measured
 from plait_papers.pollux.workload import Submitted, Workload, load, read_jobs
 
 PERCENTILE_RULE = "linear interpolation between sorted values"
@@ -127,15 +128,30 @@ def fairness(workload: Workload, done: PolluxRun, setting: Setting) -> dict[str,
         begin, end = done.submit_s[i], done.end_s[i]
         there = np.minimum(done.end_s, end) - np.maximum(done.submit_s, begin)
         others = float(np.maximum(there, 0.0).sum() / (end - begin))
-        job = kind(i, replace(submitted, submit_s=0.0), workload.measured[submitted.application.name])
-        most = job.most_gpus_ever if isinstance(job, AdaptiveJob) else most_gpus(job)
-        job.place(0.0, packed(max(1, min(most, int(setting.nodes * GPUS_PER_NODE / others)))))
-        now_s = 0.0
-        while not job.done:
-            job.advance(now_s, setting.interval, 0.0)
-            now_s += setting.interval
-        rho.append((end - begin) / job.end_s)
-    return {"worst_rho": max(rho), "rho_under_2": sum(value < 2 for value in rho) / len(rho)}
+        gpus = max(1, int(setting.nodes * GPUS_PER_NODE / others))
+        measured = workload.measured[submitted.application.name]
+        alone_s = isolated_s(kind, measured, submitted.batch, gpus, setting.interval)
+        rho.append((end - begin) / alone_s)
+    return {"worst_rho": float(max(rho)), "rho_under_2": sum(value < 2 for value in rho) / len(rho)}
+
+
+@cache
+def isolated_s(
+    kind: Callable[[int, Submitted, Measured], Job], measured: Measured, batch: int, gpus: int, interval_s: int
+) -> float:
+    """Seconds of a job with `batch` alone on `gpus` packed GPUs, or as many as it can use.
+
+    Depends on nothing else of a job, and takes long for one that fits itself: cached.
+    """
+    model = measured.application
+    job = kind(0, Submitted(model.name, 0.0, model, gpus, batch), measured)
+    most = job.most_gpus_ever if isinstance(job, AdaptiveJob) else most_gpus(job)
+    job.place(0.0, packed(max(1, min(most, gpus))))
+    now_s = 0.0
+    while not job.done:
+        job.advance(now_s, interval_s, 0.0)
+        now_s += interval_s
+    return job.end_s
 
 
 def columns(jobs: tuple[Submitted, ...], done: PolluxRun) -> dict[str, Any]:

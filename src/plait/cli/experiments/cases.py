@@ -24,7 +24,7 @@ from plait.live.notes import note
 from plait.placement import SkewAware, unknown_models
 from plait.policies.catalog import make_policy, split_policies
 from plait.policies.ignored_requests import classes_ignored, remarks
-from plait.sim.failures import read_failures
+from plait.sim.failures import ElasticNodes, read_failures
 from plait.sim.guest_models import GuestModels
 from plait.sim.physics import Contends, MeasuredPhysics, StandardPhysics
 from plait.sim.run import with_round
@@ -69,6 +69,7 @@ def _cases_on(request: Request) -> list[Case]:
     window = None if request.window is None else read_window(request.window)
     prices = read_prices(request.price, request.currency)
     seeds, rule = parse_range(request.seed, "seed"), rule_named(request.preemption)
+    elastic = None if request.elastic is None else ElasticNodes.parse(request.elastic, request.node_start)
     cases = []
     for path in request.traces:
         table = read_table(path, request)
@@ -105,7 +106,7 @@ def _cases_on(request: Request) -> list[Case]:
                         labels["network"] = str(cluster.network)
                     cases.append(
                         Case(str(path), jobs, policy, cluster, world, seed, request.placement, window, changes,
-                             request.check, None, labels, rule, prices)
+                             request.check, None, labels, rule, prices, elastic)
                     )  # fmt: skip
     return cases
 
@@ -310,6 +311,7 @@ def settings(world: World, request: Request) -> dict[str, Value]:
         **({} if request.guest_models is None else {"guest_models": request.guest_models}),
         **({} if request.gpu_memory is None else {"gpu_memory_gb": request.gpu_memory}),
         "checkpoint_every_s": world.checkpoint_every_s,
+        **({} if request.elastic is None else {"elastic": request.elastic, "node_start_s": request.node_start}),
         "node_failures": "" if request.failures is None else str(request.failures),
         "node_mtbf_s": _or_unknown(world.node_mtbf_s),
         "node_mttr_s": world.node_mttr_s,

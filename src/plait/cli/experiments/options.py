@@ -186,6 +186,15 @@ class Request:
     failures: Annotated[Path | None, typer.Option(help="CSV of failures of nodes and switches: at_s,node,state.")] = (
         None
     )
+    elastic: Annotated[
+        Text,
+        typer.Option(
+            metavar="LEAST..MOST",
+            help="Nodes of the cluster come and go, by policy (pollux:autoscale=on) or by what "
+            "jobs request; only nodes that are up are paid for.",
+        ),
+    ] = None
+    node_start: Annotated[float, typer.Option(help="With --elastic: seconds until a requested node arrives.")] = 120.0
     node_mtbf: NodeMtbf = None
     node_mttr: NodeMttr = None
     switch_mtbf: SwitchMtbf = None

@@ -24,7 +24,7 @@ from plait.core.errors import InputError, PlaitError, SimulationError
 from plait.core.jobs import JobBatch
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.policies.catalog import make_policy, placement, rows
-from plait.sim.failures import NodeChange
+from plait.sim.failures import ElasticNodes, NodeChange
 from plait.sim.run import Step, simulate
 from plait.sim.world import World
 
@@ -41,7 +41,7 @@ class Case:
     """Everything one run needs. `trace` is a label; `labels` go into the summary as they are.
 
     `placement` replaces that of the policy if it has the option. `log` is where the event log goes. `rule` says which
-    running jobs the policy may stop or move. With `prices` the result has costs.
+    running jobs the policy may stop or move. With `prices` the result has costs. Nodes of `elastic` come and go.
     """
 
     trace: str
@@ -58,6 +58,7 @@ class Case:
     labels: Mapping[str, Value] = field(default_factory=dict)
     rule: PreemptionRule = DEFAULT_RULE
     prices: Prices | None = None
+    elastic: ElasticNodes | None = None
 
 
 def policy_text(policy: str, place: str | None, seed: int = 0) -> str:
@@ -124,6 +125,7 @@ def run_case(case: Case, *, clock: Clock | None = None, ended: Callable[[int], N
             check=case.check,
             observe=observe,
             rule=case.rule,
+            elastic=case.elastic,
         )
     except BaseException:
         if log is not None:
@@ -141,7 +143,14 @@ def run_case(case: Case, *, clock: Clock | None = None, ended: Callable[[int], N
 
         isolated = partial(isolated_s, case.jobs, adaptive.training, case.cluster)
     return measure(
-        run.controller, histories[0], window=case.window, truth=truth, isolated=isolated, prices=case.prices, **labels
+        run.controller,
+        histories[0],
+        window=case.window,
+        truth=truth,
+        isolated=isolated,
+        prices=case.prices,
+        pays_down=case.elastic is None,
+        **labels,
     )
 
 
