@@ -122,7 +122,7 @@ def fairness(workload: Workload, done: PolluxRun, setting: Setting) -> dict[str,
     rho is the completion time over that of the job alone on 1/N of the GPUs, whole ones and at least one; N is the
     mean number of jobs that were there during its life.
     """
-    kind = make_rule(setting, workload).kind
+    kind: Callable[[int, Submitted, Measured], Job] = make_rule(setting, workload).kind
     rho = []
     for i, submitted in enumerate(workload.jobs):
         begin, end = done.submit_s[i], done.end_s[i]
