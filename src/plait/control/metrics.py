@@ -337,7 +337,8 @@ class RunResult:
 
     `summary` has one value a name in a stable order (NaN: unknown or undefined). `jobs` has one column a name
     and one row a counted job. `series` has time averages over bins from `from_s` to `to_s`. `timeline` is the
-    record they were computed from. `costs` is None without prices.
+    record they were computed from. `costs` is None without prices. `training` has a row whenever an adaptive job chose
+    its batch: job (number), at_s, gpus, batch (examples), efficiency, noise (scale, examples); None without such jobs.
     """
 
     summary: Mapping[str, Value]
@@ -345,6 +346,7 @@ class RunResult:
     series: Mapping[str, FloatArray]
     timeline: Timeline
     costs: Costs | None = None
+    training: Mapping[str, FloatArray] | None = None
 
     def to_json(self) -> dict[str, Value | None]:
         """The summary with None for what is unknown."""

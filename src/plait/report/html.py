@@ -27,6 +27,8 @@ from plait.report.tables import baselines, change, comparable, cost_sections, fi
 
 #: Points of a distribution: evenly over the jobs, and closer together in the tail.
 CDF_POINTS = 300
+#: Jobs that adapt whose training is drawn.
+TRAINED_JOBS = 10
 SERIES = (
     "queue_length",
     "running_jobs",
@@ -54,6 +56,8 @@ def run_payload(result: RunResult, label: str, limit: int) -> dict[str, Any]:
         "series": _series(result, origin),
         "jct": distribution(jobs["jct_s"]),
         "slowdown": distribution(jobs["slowdown"]),
+        "rho": distribution(jobs.get("finish_time_fairness", np.zeros(0))),
+        "training": _training(result, origin),
         "jobs": _jobs(jobs, limit, origin),
         "gantt": gantt(result.timeline, _names(result), limit, origin, _words(result)),
     }
@@ -86,6 +90,25 @@ def _series(result: RunResult, origin: float) -> dict[str, Any]:
     for name in SERIES:
         if len(series[name]) and not np.isnan(series[name]).all():
             out[name] = numbers(series[name], 4)
+    return out
+
+
+def _training(result: RunResult, origin: float) -> list[dict[str, Any]]:
+    """Batch, efficiency, noise and GPUs over time of the jobs that adapt and trained longest, a step at each change."""
+    rows, names = result.training, _names(result)
+    if rows is None:
+        return []
+    job = rows["job"].astype(np.int64)
+    first, last = np.full(result.timeline.jobs, np.inf), np.zeros(result.timeline.jobs)
+    np.minimum.at(first, job, rows["at_s"])
+    np.maximum.at(last, job, rows["at_s"])
+    out = []
+    for number in np.argsort(first - last, kind="stable")[:TRAINED_JOBS].tolist():
+        at = np.flatnonzero(job == number)
+        at = at[np.unique(np.linspace(0, len(at) - 1, min(len(at), CDF_POINTS)).astype(np.int64))] if len(at) else at
+        if len(at):
+            columns = {name: numbers(rows[name][at], 4) for name in ("batch", "efficiency", "noise", "gpus")}
+            out.append({"name": str(names[number]), "t": numbers(rows["at_s"][at] - origin, 1), **columns})
     return out
 
 
@@ -261,6 +284,7 @@ def html_report(
         settings=_settings(results, settings or {}),
         run_columns=["Run", "Seed", *(c.capitalize() for c in COUNTS), "Wall time (s)"],
         runs=_runs(results, groups, names),
+        adapts=any(run["training"] for run in data["runs"]),
         data=Markup(embed(data)),
         css=Markup(asset("report.css")),
         echarts=Markup(asset("echarts.common.min.js")),

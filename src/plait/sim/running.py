@@ -172,6 +172,7 @@ class JobsOnGpus:
             nodes = len(np.unique(self.cluster.gpu_node[gpus]))
             done, speed = float(self.done_ms[job] / self.unit_ms[job]), self._speed(job, gpus)
             self.adaptive.start(job, nodes, len(gpus), done, speed)
+            self.adaptive.note(job, begin / 1000)
             ripe = self.since_ms[job] + to_ms(self.settings.measure_s)
             self.ripe_ms[job] = math.inf if self.adaptive.knows(job) else ripe
             if self.attempts[job] > 1:
@@ -361,6 +362,7 @@ class JobsOnGpus:
             adaptive.pass_level(job)
         before = adaptive.key(job)
         adaptive.adapt(job)
+        adaptive.note(job, at / 1000)
         if adaptive.key(job) != before:
             self.ripe_ms[job] = math.inf if adaptive.knows(job) else at + to_ms(self.settings.measure_s)
         self._set_pace(job)

@@ -37,7 +37,7 @@ from plait.goodput.fit import Measurements, fit
 from plait.goodput.fixed_batch import fit_sizes, is_fixed, scaled_to, true_scaling, with_fixed_batches
 from plait.goodput.jobs import GoodputJobs
 from plait.goodput.shipped import shipped
-from plait.goodput.throughput import gain, grad_s, iteration_s, step_s
+from plait.goodput.throughput import efficiency, gain, grad_s, iteration_s, step_s
 
 #: Iterations done when a job reported, and its row of `Estimate`.
 Report: TypeAlias = tuple[float, FloatArray]
@@ -191,6 +191,10 @@ HYSTERESIS = 1.05
 Key = tuple[int, int, int]
 
 
+#: Columns of what is recorded of jobs that adapt: seconds, examples a step, worth of one, noise scale in examples.
+TRAINING_COLUMNS = ("job", "at_s", "gpus", "batch", "efficiency", "noise")
+
+
 class AdaptiveJobs:
     """All adaptive jobs of a simulation, by number: their truth, their knowledge, their configuration."""
 
@@ -224,7 +228,21 @@ class AdaptiveJobs:
         self.level = np.zeros(n, dtype=np.int64)  # of the gradient noise
         self.profiles: dict[int, dict[Key, tuple[float, float]]] = {}  # seconds on GPUs of speed 1
         self.sure: set[int] = set()  # jobs whose estimates are the truth, so they need no measurements
+        self.history: list[tuple[float, ...]] = []  # rows of `TRAINING_COLUMNS`
         self.fresh: set[int] = set()  # jobs with new measurements since the last report
+
+    def note(self, job: int, at_s: float) -> None:
+        """Record the batch of a job whose batch may change, its noise, and what an example is worth."""
+        if not self.fixed[job]:
+            batch = self.gpus[job] * self.local[job] * (self.passes[job] + 1)
+            initial, noise = self.known.initial[job], self.training.noise[job][self.level[job]]
+            worth = float(efficiency(1.0, noise / initial, batch / initial))
+            self.history.append((job, at_s, int(self.gpus[job]), int(batch), worth, float(noise)))
+
+    def recorded(self) -> dict[str, FloatArray]:
+        """What `note` recorded, by `TRAINING_COLUMNS`."""
+        rows = np.array(self.history, dtype=np.float64).reshape(-1, len(TRAINING_COLUMNS))
+        return dict(zip(TRAINING_COLUMNS, rows.T, strict=True))
 
     def start(self, job: int, nodes: int, gpus: int, done: float, speed: float = 1.0) -> None:
         """The job starts on these GPUs, which are of this speed, with so many iterations done."""

@@ -8,8 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from plait.core.cluster import Cluster
+from plait.core.jobs import JobBatch, JobSpec
+from plait.goodput.shipped import shipped
 from plait.report.html import distribution, embed, gantt, html_report, write_html
 from plait.report.sections import StageGroup, StageRow, stages_page, sweep_page
+from plait.sim.studies.cases import Case, run_case
+from plait.sim.world import make_world
 
 CHROMIUM = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
 HOSTILE = "</script><img src=x onerror=alert(1)>&\u2028'\""
@@ -267,3 +272,33 @@ def test_all_times_of_a_table_have_one_unit(results):
     groups = sweep_page({"a": results}, 2)
     assert set(re.findall(r'<span class="unit">(s|min|h|d)</span>', groups)) == units
     assert set(re.findall(r"font-weight='600'>[^<]*JCT \((\w+)\)", groups)) == units
+
+
+def test_adaptive_jobs_show_how_they_trained_and_all_runs_their_fairness(results):
+    model = shipped()["cifar10"]
+    spec = JobSpec(
+        id="trains", gpus=1, max_gpus=8, model=model.name, batch=model.batch, iterations=model.iterations / 4,
+        iteration_s=model.iteration_s(1, 1),
+    )  # fmt: skip
+    case = Case("t", JobBatch.of([spec]), "pollux", Cluster.parse("2x4"), make_world("pollux"))
+    result = run_case(case)
+    assert result.training is not None
+    page = html_report([result])
+    (run,) = data_of(page)["runs"]
+    (job,) = run["training"]
+    assert job["name"] == "trains"
+    assert len(job["t"]) == len(job["batch"]) == len(job["noise"]) == len(job["efficiency"])
+    assert job["batch"][0] == 128
+    assert max(job["batch"]) > 1000
+    assert 1 < max(job["gpus"]) <= 8
+    assert all(0 < worth <= 1 for worth in job["efficiency"])
+    first, last = (job["noise"][i] for i in (0, -1))
+    assert last > 10 * first
+    # An example is worth (noise + M0) / (noise + M), section 3.1.
+    for batch, noise, worth in zip(job["batch"], job["noise"], job["efficiency"], strict=True):
+        assert worth == pytest.approx((noise + 128) / (noise + batch), abs=1e-3)
+    assert run["rho"][-1][1] == 1.0
+    assert 'data-chart="training"' in page
+    fixed = html_report(results)
+    assert 'data-chart="training"' not in fixed
+    assert all(run["rho"] for run in data_of(fixed)["runs"])

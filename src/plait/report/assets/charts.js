@@ -132,9 +132,27 @@ function coarser(entry, points) {
   return { ...entry, t: parts(entry.t), y: parts(entry.y) };
 }
 
+const TRAINING = { batch: ["Batch size, examples of a step", false], efficiency: ["Worth of an example, relative to the first batch size", true],
+  noise: ["Gradient noise scale, examples", false], gpus: ["GPUs", false] };
+
+function startTraining() {
+  const metric = byId("training-metric"), which = byId("training-run");
+  fillSelect(metric, Object.keys(TRAINING).map((key) => [TRAINING[key][0], key]));
+  fillSelect(which, report.runs.map((run, i) => [run.label, String(i)]).filter(([, i]) => report.runs[Number(i)].training.length));
+  const draw = addChart("training", () => {
+    const [text, share] = TRAINING[metric.value], jobs = report.runs[Number(which.value)].training;
+    byId("training-caption").textContent = `${text}; the jobs that trained longest`;
+    const option = timeOption(jobs.map((job, i) => ({ name: job.name, t: job.t, y: job[metric.value], style: i })), share);
+    option.series.forEach((s) => { s.step = "end"; });
+    return option;
+  });
+  [metric, which].forEach((select) => select.addEventListener("change", draw));
+}
+
 function startCharts() {
   addChart("jct", () => cdfOption("jct", duration, 1, TIME_TICKS));
   addChart("slowdown", () => cdfOption("slowdown", ratioLabel, 0.01, TEN_TICKS));
+  addChart("rho", () => cdfOption("rho", ratioLabel, 0.01, TEN_TICKS));
 
   const queue = byId("queue-metric");
   fillSelect(queue, Object.keys(QUEUE).filter(known).map((key) => [QUEUE[key][0], key]));
@@ -164,6 +182,8 @@ function startCharts() {
   });
   points.addEventListener("change", drawUsage);
   usage.addEventListener("change", drawUsage);
+
+  if (byId("training")) startTraining();
 
   new ResizeObserver(() => charts.forEach((c) => c.chart.resize())).observe(document.querySelector("main"));
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((c) => c.draw()));

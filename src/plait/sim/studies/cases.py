@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -142,7 +142,7 @@ def run_case(case: Case, *, clock: Clock | None = None, ended: Callable[[int], N
         from plait.sim.training import isolated_s
 
         isolated = partial(isolated_s, case.jobs, adaptive.training, case.cluster)
-    return measure(
+    result = measure(
         run.controller,
         histories[0],
         window=case.window,
@@ -152,6 +152,7 @@ def run_case(case: Case, *, clock: Clock | None = None, ended: Callable[[int], N
         pays_down=case.elastic is None,
         **labels,
     )
+    return result if adaptive is None or not adaptive.history else replace(result, training=adaptive.recorded())
 
 
 @dataclass(frozen=True)
