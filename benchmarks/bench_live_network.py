@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paced_network import LinkFigures, Outcome, PacedDataplane, Point, median, simulations
-
-from plait.report.charts import Cloud, scatter_svg
+from scatter import Cloud, scatter_svg
 
 QUICK = "--quick" in sys.argv
 PACKETS_PER_S, DELAY_S, SEEDS, GOAL = 100.0, 0.04, range(9), 0.15

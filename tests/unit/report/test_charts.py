@@ -13,11 +13,9 @@ import pytest
 from plait.core.errors import InputError
 from plait.report.charts import (
     ChartLine,
-    Cloud,
     GroupedBar,
     grouped_bars_svg,
     lines_svg,
-    scatter_svg,
     write_chrome_trace,
 )
 from plait.report.sections import StageGroup, StageRow, cdf_svg, policy_bars_svg, stages_page, stages_svg, write_stages
@@ -112,16 +110,6 @@ def test_powers_of_two_are_equally_far_apart() -> None:
 def test_lines_that_cannot_be_drawn_are_named(line: ChartLine) -> None:
     with pytest.raises(InputError, match="'a'"):
         lines_svg("t", [line], "x", "y")
-
-
-# Pictures of measured against predicted.
-
-
-def test_scatter_refuses_what_cannot_be_drawn() -> None:
-    drawn = scatter_svg("Goodput", [Cloud("atp", [1.0, 2.0], [1.1, 1.9])], "simulated", "live", band=0.15)
-    assert drawn.count("<path transform") == 3  # two points and the legend
-    with pytest.raises(InputError, match="'atp' need as many y as x"):
-        scatter_svg("Goodput", [Cloud("atp", [1.0], [])], "simulated", "live")
 
 
 # The Gantt of stages: slots as in the formula, nothing left out, names escaped.

@@ -13,9 +13,6 @@ def demo(
         bool,
         typer.Option("--simulate", help="Simulate what order, turns, sizes and guests are worth, without training."),
     ] = False,
-    antman: Annotated[
-        bool, typer.Option("--antman", help="A guaranteed and an opportunistic job on one emulated GPU instead.")
-    ] = False,
     network: Annotated[
         bool, typer.Option("--network", help="Two trainings that share the memory of a software switch instead.")
     ] = False,
@@ -35,11 +32,6 @@ def demo(
         from plait.cli.experiments.simulated_demo import demonstrate_simulated
 
         demonstrate_simulated(out)
-        return
-    if antman:
-        from plait.cli.experiments.antman_demo import demonstrate_sharing
-
-        demonstrate_sharing(out, examples)
         return
     if network:
         from plait.cli.experiments.network_demo import demonstrate_network
