@@ -109,8 +109,10 @@ class World:
     def do(self, work: Any) -> Any:
         return self.worker.submit(work).result(60.0)
 
-    def add(self, name: str, gpus: int = 4, busy: Mapping[int, float] | None = None) -> Agent:
-        agent = self.agents[name] = Agent(self, NodeInfo(name, gpus, "a100", 80e9, 64.0, 512e9))
+    def add(
+        self, name: str, gpus: int = 4, busy: Mapping[int, float] | None = None, kind: str = "a100"
+    ) -> Agent:  # fmt: skip
+        agent = self.agents[name] = Agent(self, NodeInfo(name, gpus, kind, 80e9, 64.0, 512e9))
         if busy is not None:
             agent.usage = Usage(0.4, 64e9, [GpuUsage(busy.get(i, 0.9), 30e9) for i in range(gpus)])
         agent.sync()

@@ -111,6 +111,7 @@ _FILE = (
     "gpu_kinds", "min_gpus", "max_gpus", "batch", "iterations", "model",
     "project", "class", "retries", "gpu_memory", "cpus", "memory", "deadline_s", "time_limit_s", "signal_s",
     "hold", "begin_s", "after", "after_any", "after_fail", "tags",
+    "notify", "processes_per_gpu", "gradient_bytes",
     "checkpoint_s", "priority", "wait_for_nodes", "profile", "skew", "merge", "ina", "env",
 )  # fmt: skip
 

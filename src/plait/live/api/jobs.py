@@ -351,6 +351,11 @@ class WholeJob(JobRow, frozen=True, kw_only=True):
     """Jobs that have to end before it starts, in whatever way."""
     after_fail: list[str] | None = None
     """Jobs that have to fail before it starts."""
+    notify: list[str] | None = None
+    """Channels to which its events are sent."""
+    processes_per_gpu: int | None = None
+    gradient_bytes: float | None = None
+    """Size of all gradients of an iteration."""
     checkpoint_s: float | None = None
     """Seconds between checkpoints."""
     priority: float | None = None
