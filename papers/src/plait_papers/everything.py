@@ -38,6 +38,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "exact": ("srtf", "srsf", "sjf", "themis", "muri-s", "muri-s:guard=0.3", "muri-s:guard=0.6", "antman"),
     "predicted": (
         "srtf:knows=predicted", "srsf:knows=predicted", "sjf:knows=predicted", "muri-s:knows=predicted", "qssf",
+        "lucid",
     ),
     "nothing": (
         "fifo-backfill", "knapsack", "las", "2d-las", "tiresias-l", "tiresias-g", "muri-l", "gandiva",

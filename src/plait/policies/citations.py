@@ -92,6 +92,13 @@ CITATIONS: dict[str, str] = {
   booktitle = {29th Symposium on Operating Systems Principles (SOSP)},
   year = {2023}
 }""",
+    "lucid": """@inproceedings{hu2023lucid,
+  title = {Lucid: A Non-intrusive, Scalable and Interpretable Scheduler for Deep Learning Training Jobs},
+  author = {Hu, Qinghao and Zhang, Meng and Sun, Peng and Wen, Yonggang and Zhang, Tianwei},
+  booktitle = {Proceedings of the 28th ACM International Conference on Architectural Support for Programming Languages
+               and Operating Systems (ASPLOS)},
+  year = {2023}
+}""",
     "helios": """@inproceedings{hu2021helios,
   title = {Characterization and Prediction of Deep Learning Workloads in Large-Scale {GPU} Datacenters},
   author = {Hu, Qinghao and Sun, Peng and Yan, Shengen and Wen, Yonggang and Zhang, Tianwei},
