@@ -81,10 +81,12 @@ from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError, PlanError
 from plait.core.jobs import TRANSITIONS, Checkpoints, JobTable, Phase
 from plait.core.network_grants import NetworkFigures, NetworkGrant
-from plait.core.plan import NO_GROUPS, Groups, NodeReservation, Plan, Reservation
-from plait.core.policy import Policy, Usage, View, has_preemption
+from plait.core.plan import NO_GROUPS, TURN, Gate, Groups, NodeReservation, Plan, Reservation
+from plait.core.policy import Policy, Usage, View, has_preemption, layers
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
+from plait.core.resources import Resource
 from plait.core.words import counted, noted
+from plait.grouping.interference import measured_interference, scheduled_s, traits
 from plait.placement.pinned import keep_running
 from plait.placement.reserve import hold_back, refilled, without_late
 from plait.placement.reserved_nodes import planned
@@ -94,6 +96,9 @@ CLOCK_S = 1e-6
 
 #: Default limit of guest groups on a GPU: more than policies need, so a plan with more is a mistake.
 MAX_GUESTS_PER_GPU = 8
+
+#: Relative difference of a reported speed from the last one below which it is no news.
+SAME_SPEED = 0.01
 
 #: Events after which a grant of switch memory may have ended.
 _ENDS_GRANTS = (
@@ -298,7 +303,41 @@ class Controller:
         if self.running.guest is not None:
             shares |= paced & self.running.guest[running_group]
         jobs = event.jobs[shares]
-        columns["shared_speed"][jobs] = columns["iteration_s"][jobs] / event.iteration_s[shares]
+        speed = columns["iteration_s"][jobs] / event.iteration_s[shares]
+        news = jobs[~(np.abs(speed - columns["shared_speed"][jobs]) <= SAME_SPEED * speed)]
+        columns["shared_speed"][jobs] = speed
+        for group in np.unique(columns["running_group"][news]).tolist():
+            self._note_cost(group)
+
+    def _note_cost(self, group: int) -> None:
+        """Record what the members of a running group lose beyond its schedule, for jobs like them."""
+        running, columns = self.running, self.job_store.columns
+        lo, hi = running.first_job[group : group + 2].tolist()
+        jobs = running.jobs[lo:hi]
+        held = running.first_gpu[group + 1] - running.first_gpu[group]
+        if hi - lo < 2 or (columns["gpus"][jobs] != held).any() or (columns["batch_size"][jobs] > 0).any():
+            return  # a guest alone, or profiles of another size
+        if len(self.cluster.kinds) > 1 or self._over_many_nodes(running[group].gpus):
+            return  # its speed depends on more than its members
+        in_turn = running.gate is not None and running.gate[group] == int(Gate.BARRIER)
+        turns = np.zeros(hi - lo) if running.details is None else running.details[lo:hi, TURN]
+        stage_s, alone_s = columns["stage_s"][jobs], columns["iteration_s"][jobs]
+        scheduled = scheduled_s(stage_s, alone_s, turns.astype(int).tolist() if in_turn else None)
+        if scheduled is None or (running.gate is not None and running.gate[group] == int(Gate.TOKENS)):
+            return
+        logs = np.log(alone_s / columns["shared_speed"][jobs] / scheduled / measured_interference(hi - lo))
+        members = traits(
+            columns["kinds"][jobs], stage_s[:, Resource.GPU], alone_s, columns["gpu_memory_bytes"][jobs], self.cluster
+        )
+        if self.job_store.pair_reports.note(members, logs.tolist()) and any(
+            getattr(policy, "learns", False) for policy in layers(self.policy)
+        ):
+            self.changed = True
+
+    def _over_many_nodes(self, gpus: Sequence[int]) -> bool:
+        """Whether these GPUs are on more nodes than so many need, in a cluster of one kind."""
+        enough = np.flatnonzero(self.cluster.cap_prefix[0] >= len(gpus))
+        return len(np.unique(self.cluster.gpu_node[list(gpus)])) > (enough[0] + 1 if len(enough) else len(gpus))
 
     def _on_job_profiled(self, event: JobProfiled) -> Sequence[Command]:
         self.job_store.columns["iteration_s"][event.jobs] = event.iteration_s

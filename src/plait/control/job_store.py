@@ -25,6 +25,7 @@ from plait.core.goodput import Estimate
 from plait.core.jobs import FLOAT_ROW, WHOLE_ROW, JobBatch, JobSpec, Phase, gpu_use, work_done_s
 from plait.core.resources import CPU_KIND, Resource
 from plait.core.words import counted
+from plait.grouping.interference import PairReports
 
 _LAST_OPEN = int(Phase.RUNNING)
 
@@ -85,6 +86,7 @@ class JobStore:
         self._past_s: FloatArray = np.zeros(0)
         self._past_use: FloatArray = np.zeros((0, 4))
         self.memo: dict[str, Any] = {}
+        self.pair_reports = PairReports()
         self._sorted = 0, np.zeros(0), np.zeros(1)  # of how many departures; what `departed_sizes` returns for them
         self.batches: list[tuple[int, JobBatch]] = []
         self.requiring: set[int] = set()  # jobs that require in-network aggregation and have not left
@@ -312,6 +314,7 @@ class JobStore:
         departed = self.last_departed(self.count if keep is None else recent)
         past_gpu_s, past_kinds, past_s, past_use = self._past(self.departures - len(departed))
         users, projects, count = list(self._users), list(self._projects), self.count
+        pair_reports = self.pair_reports.copy()
         flags = [bool(self.columns[name][0]) for name in _FLAGS]
 
         def plain() -> dict[str, Any]:
@@ -330,6 +333,8 @@ class JobStore:
                 "flags": flags,
                 "departed": departed.tolist(),
             }
+            if pair_reports.sets:
+                out["pair_reports"] = pair_reports.to_json()
             if len(numbers) < count:
                 out["numbers"] = numbers.tolist()
                 out["past_gpu_s"] = base64.b64encode(past_gpu_s.astype("<f8").tobytes()).decode("ascii")
@@ -382,6 +387,7 @@ class JobStore:
         if use is not None:
             job_store._past_use[:] = use.reshape(4, -1).T
         job_store.depart(np.array(data["departed"], dtype=np.int64))
+        job_store.pair_reports = PairReports.from_json(data.get("pair_reports", {}))
         job_store._users = {u: i for i, u in enumerate(data["users"])}
         job_store._projects = {p: i for i, p in enumerate(data["projects"])}
         for name, flag in zip(_FLAGS, data.get("flags", ()), strict=False):
@@ -408,6 +414,7 @@ class JobStore:
         past = self._past(self.departures - len(departed))
         job_store._past_gpu_s, job_store._past_kinds, job_store._past_s, job_store._past_use = past
         job_store.departures = len(job_store._past_gpu_s)
+        job_store.pair_reports = self.pair_reports.copy()
         job_store.depart(np.searchsorted(numbers, departed))
         return job_store
 

@@ -7,6 +7,7 @@ numbers.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.compile_policy import compiled, run
 from plait.core.errors import InputError
 from plait.grouping import kernels
+from plait.grouping.interference import PairCosts, measured_interference
 from plait.grouping.times import Order, packed_rows, packed_turns, times_by_columns
 
 R = TypeVar("R")
@@ -58,7 +60,8 @@ class Candidates:
 
     `stage_s` (n, k) seconds of each stage alone; `iteration_s` (n,) of the whole iteration alone; `gpus` (n,);
     `memory_bytes` (n,) of GPU memory on each GPU, None = not limited; `shares` (n, k) the part of each resource that a
-    stage needs, in (0, 1], None = all of it (see `interleave`). Raises `InputError` that names the row.
+    stage needs, in (0, 1], None = all of it (see `interleave`). `costs`: what pairs of these jobs are known to cost;
+    None = the factors by size alone. Raises `InputError` that names the row.
     """
 
     stage_s: FloatArray
@@ -66,6 +69,7 @@ class Candidates:
     gpus: IntArray
     memory_bytes: FloatArray | None = None
     shares: FloatArray | None = None
+    costs: PairCosts | None = None
 
     def __post_init__(self) -> None:
         """Check that the columns can be profiles."""
@@ -133,7 +137,7 @@ class GroupingOptions:
 
     def factor(self, jobs: int) -> float:
         """Slow-down of a group of so many jobs; the last one given counts for all larger groups."""
-        return self.interference[min(jobs, len(self.interference)) - 1]
+        return measured_interference(jobs, self.interference)
 
     def monotone(self, shared: bool) -> bool:
         """Whether a group takes at least as long as each part of it: every part may take its turns as in the group."""
@@ -174,6 +178,7 @@ class ClassedBucket:
         iteration_s: FloatArray,
         memory_bytes: FloatArray | None,
         shares: FloatArray | None,
+        costs: PairCosts | None = None,
     ) -> ClassedBucket:
         """Find the classes among the jobs of a bucket, one a row."""
         jobs, k = stage_s.shape
@@ -181,9 +186,10 @@ class ClassedBucket:
         after = rows[:, 3 * k :]
         after[:, kernels.MEMORY] = 0.0 if memory_bytes is None else memory_bytes
         after[:, kernels.SOLO] = iteration_s
-        keys = [rows[:, r] for r in range(k)] + [iteration_s]
+        keys: list[FloatArray | IntArray] = [*rows[:, :k].T, iteration_s]
         keys += [] if memory_bytes is None else [memory_bytes]
         keys += [] if shares is None else [shares[:, r] for r in range(k)]
+        keys += [] if costs is None else [costs.of_job]
         order = np.lexsort(keys[::-1])
         new = np.zeros(jobs, dtype=bool)
         new[0] = True
@@ -193,6 +199,9 @@ class ClassedBucket:
         of_job = np.empty(jobs, dtype=np.int64)
         of_job[order] = np.cumsum(new) - 1
         rows = np.ascontiguousarray(rows[order[new]])
+        if costs is not None:
+            kinds = costs.of_job[order[new]]
+            rows = np.column_stack([rows, costs.log[np.ix_(kinds, kinds)]])
         _fill_worth(rows, k, options.objective)
         return cls(options, k, shares is not None and _some_may_share(shares), rows, of_job, np.bincount(of_job))
 
@@ -205,7 +214,27 @@ class ClassedBucket:
     def packed(self) -> tuple[FloatArray, IntArray, IntArray, IntArray]:
         """Numbers, shape, table and first of the kernels, with the guard on."""
         numbers, shape, table, first = _packed(self.options, self.resources, self.shared)
-        return numbers, shape, table, first
+        return np.append(numbers, self.least_cost), shape, table, first
+
+    @property
+    def least_cost(self) -> float:
+        """The least factor by which pairs change the time of a group; 1 where nothing has been learnt."""
+        return math.exp(float(self._pair_logs.min(initial=0.0)))
+
+    @property
+    def most_cost(self) -> float:
+        """The largest factor by which pairs change the time of a group."""
+        return math.exp(float(self._pair_logs.max(initial=0.0)))
+
+    @property
+    def _pair_logs(self) -> FloatArray:
+        return self.rows[:, 3 * self.resources + kernels.EXTRAS :]
+
+    @property
+    def factors(self) -> list[float]:
+        """The least factor of a group of 1, 2, ... jobs."""
+        more = [self.options.factor(p) * self.least_cost for p in range(2, self.options.max_jobs + 1)]
+        return [self.options.factor(1), *more]
 
     def nodes_of_jobs(self) -> list[Node]:
         """Every job alone, by class."""
@@ -247,7 +276,7 @@ class ClassedBucket:
             solo += np.where(there, own[:, kernels.SOLO], 0.0)
             memory += np.where(there, own[:, kernels.MEMORY], 0.0)
             longest = np.maximum(longest, np.where(there, own[:, kernels.SOLO], 0.0))
-        time = np.maximum(time, longest) * numbers[sizes - 1]
+        time = np.maximum(time, longest) * (numbers[sizes - 1] * self._pair_factors(members, sizes))
         fine = (at >= 0) & (memory <= numbers[most])
         value = np.where(fine, worth / time, 0.0)
         speedup = np.where(fine, solo / time, 0.0)
@@ -256,6 +285,18 @@ class ClassedBucket:
             own = self.rows[members[alone, 0], after:]
             time[alone], value[alone], speedup[alone] = own[:, kernels.SOLO], own[:, kernels.ALONE], 1.0
         return Values(time, at, value, speedup)
+
+    def _pair_factors(self, members: IntArray, sizes: IntArray) -> FloatArray | float:
+        """`kernels.pair_cost` of many groups."""
+        logs = self._pair_logs
+        if not logs.size:
+            return 1.0
+        total = np.zeros(len(members))
+        for i in range(1, members.shape[1]):
+            for other in range(i):
+                total += np.where(members[:, i] >= 0, logs[members[:, i], members[:, other]], 0.0)
+        factors: FloatArray = np.exp(2.0 * total / np.maximum(sizes * (sizes - 1), 1))
+        return factors
 
     def weights(self, nodes: Sequence[Node], *, guarded: bool) -> FloatArray:
         """Objective of the union of every two nodes, also of a node with its like; 0 where they may not join.

@@ -88,7 +88,8 @@ def group_worth(ranks: IntArray, jobs: int, line: WorthLine, classes: IntArray) 
                 stays += worth[ranks[other], STAY]
         if stays > most:
             most = stays
-    together: float = value / (time * line.numbers[jobs - 1]) + most
+    time *= line.numbers[jobs - 1] * kernels.pair_cost(rows, classes, jobs, after + kernels.EXTRAS)
+    together: float = value / time + most
     return together
 
 

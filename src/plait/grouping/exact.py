@@ -298,8 +298,7 @@ def _whole(
 
 def bound_of(bucket: Bucket) -> tuple[float, str]:
     """The smallest bound that is known for a bucket, and its name."""
-    options = bucket.model.options
-    factors = [options.factor(p) for p in range(1, options.max_jobs + 1)]
+    factors = bucket.model.factors
     alone = _alone(bucket, min(1.0, *factors))
     bounds = [(_trivial(bucket, alone, factors), "trivial")]
     matching = _by_matching(bucket, alone, factors)
@@ -331,7 +330,8 @@ def _by_matching(bucket: Bucket, alone: FloatArray, factors: list[float]) -> flo
     exact = not bucket.greedy and len(bucket.jobs) <= MOST_NODES
     if bucket.pair_weight is None or not exact or not options.monotone(bucket.model.shared) or options.max_jobs < 2:
         return None
-    worst = max(factors[1] / f for f in factors[1:])
+    # Pairs of the matching may have a higher cost than the others of a larger group.
+    worst = max(options.factor(2) * bucket.model.most_cost / f for f in factors[1:])
     empty = options.max_jobs * len(bucket.nodes) - len(bucket.jobs)
     odd = min(len(bucket.nodes), empty if options.max_jobs % 2 == 0 else len(bucket.nodes))
     most = np.sort(np.repeat(alone, bucket.model.counts))[::-1][:odd]

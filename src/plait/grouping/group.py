@@ -340,6 +340,7 @@ def buckets_of(jobs: Candidates, options: GroupingOptions, cache: GroupingCache)
             jobs.iteration_s[rows],
             None if jobs.memory_bytes is None else jobs.memory_bytes[rows],
             None if jobs.shares is None else jobs.shares[rows],
+            None if jobs.costs is None else jobs.costs.some(rows),
         )
         known = cache.remember(("known", model.key), partial(KnownWorth, model))
         buckets.append(Bucket(gpus, rows, model, known, model.nodes_of_jobs()))

@@ -2,8 +2,9 @@
 
 All take the same packed description of a bucket, made by `model.Model`, so that each compiles once:
   rows[c]     one class of equal jobs: its k stage times twice in a row (so that offset + slot needs no modulo),
-              its k shares, then WORTH, ALONE, MEMORY, SOLO, LEAST (see below)
-  numbers     interference factor of 1, 2, ... max_jobs jobs, then the memory limit
+              its k shares, then WORTH, ALONE, MEMORY, SOLO, LEAST (see below); where the cost of pairs has been
+              learnt, one more column for each class: the logarithm of what a pair with it costs beyond the factor
+  numbers     interference factor of 1, 2, ... max_jobs jobs, the memory limit, the least that pairs can change a factor
   shape       k, max_jobs, 1 for the worst order, 1 where shares count, 1 if a group takes at least as long as
               each part of it (not so where a part has fewer orders)
   table       all turn vectors to try; for p jobs rows first[p] to first[p + 1]
@@ -77,6 +78,18 @@ def group_time(
 
 
 @part
+def pair_cost(rows: FloatArray, group: IntArray, jobs: int, pairs: int) -> float:
+    """Factor of the pairs of a group on top of that of its size; `pairs` is the first of their columns."""
+    if rows.shape[1] == pairs or jobs < 2:
+        return 1.0
+    total = 0.0
+    for i in range(1, jobs):
+        for other in range(i):
+            total += rows[group[i], pairs + group[other]]
+    return float(np.exp(2.0 * total / (jobs * (jobs - 1))))
+
+
+@part
 def group_value(
     rows: FloatArray,
     group: IntArray,
@@ -104,7 +117,7 @@ def group_value(
         return 0.0, 0.0
     if longest > time:
         time = longest
-    time *= numbers[jobs - 1]
+    time *= numbers[jobs - 1] * pair_cost(rows, group, jobs, after + EXTRAS)
     return worth / time, solo / time
 
 
@@ -274,7 +287,8 @@ def most_worth(
                 busy += rows[joins, r]
             if busy > time:
                 time = busy
-    return float(worth * (1.0 + 1e-12) / (time * numbers[size - 1])) if time > 0.0 else np.inf
+    time *= numbers[size - 1] * numbers[shape[1] + 1]
+    return float(worth * (1.0 + 1e-12) / time) if time > 0.0 else np.inf
 
 
 @part
@@ -501,7 +515,7 @@ def price_groups(
                     if shape[3] == 0:
                         for r in range(k):
                             time = max(time, busy[r] + rows[c, r])
-                if total * (1.0 + 1e-12) <= (rest + floor) * time * numbers[size - 1]:
+                if total * (1.0 + 1e-12) <= (rest + floor) * time * numbers[size - 1] * numbers[most + 1]:
                     continue
             group[most - 1] = c
             value, _ = group_value(rows, group, size, numbers, shape, table, first)

@@ -31,11 +31,6 @@ from plait.core.errors import InputError
 from plait.core.turns import lock_step_s, turn_vectors
 from plait.grouping import kernels
 
-#: Slow-down of a group of 1, 2, 3, 4 jobs beyond the ideal schedule, measured by Muri's authors on V100
-#: (their artifact: 1.33, 1.5 and 1.37; the factor 1.015 of a lone job is part of the trace's own times).
-MEASURED_INTERFERENCE = (1.0, 1.33 / 1.015, 1.5 / 1.015, 1.37 / 1.015)
-
-
 Order = Literal["best", "worst"]
 ORDERS = ("best", "worst")
 

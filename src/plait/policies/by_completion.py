@@ -31,7 +31,8 @@ from plait.grouping.completion import (
     plan_worth,
     repick,
 )
-from plait.grouping.times import MEASURED_INTERFERENCE, Order, group_times
+from plait.grouping.interference import MEASURED_INTERFERENCE
+from plait.grouping.times import Order, group_times
 from plait.policies.interleave import MEMORY_LIMIT, Room, Units, buckets, profiles, running_groups
 
 #: Cost of a restart without a measurement, seconds.
@@ -64,6 +65,7 @@ class ByCompletion:
 
     turns          best or worst stage order
     interference   slow-down by group size that is expected on top of the ideal schedule
+    learn          expect what reports say of pairs of models instead (`grouping.interference`)
     future         jobs that arrive for each that waits, while the queue lasts
     horizon_s      a move of a running job has to earn its restart within this time, seconds
 
@@ -77,6 +79,7 @@ class ByCompletion:
     interference: tuple[float, ...] = MEASURED_INTERFERENCE
     future: float = 3.0
     horizon_s: float = 3600.0
+    learn: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.max_jobs, bool) or self.max_jobs not in (1, 2, 3, 4):
@@ -127,8 +130,10 @@ class ByCompletion:
             self.max_jobs, "efficiency", self.turns, self.idle_slots, self.interference, None, MEMORY_LIMIT
         )
         if len(shares):
-            taken = profiles(view, order[shares], self.max_jobs)
-            model = ClassedBucket.of(options, taken.stage_s, taken.iteration_s, taken.memory_bytes, taken.shares)
+            taken = profiles(view, order[shares], self.max_jobs, self.learn)
+            model = ClassedBucket.of(
+                options, taken.stage_s, taken.iteration_s, taken.memory_bytes, taken.shares, taken.costs
+            )
             about[shares, CLASS] = model.of_job
             rows, packed = model.rows, model.packed
         else:

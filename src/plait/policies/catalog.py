@@ -200,7 +200,9 @@ _SJF: Knowledge = {
 }  # fmt: skip
 _LOOKAHEAD: Knowledge = {knows: (ByListSchedule(knows=knows), {}) for knows in ("exact", "predicted", "nothing")}
 _KNOWS = choice("durations of jobs: exact; predicted from jobs of their kind that ended; nothing, so by what they have "
-                "received, and plait by all jobs that ended", *_SRSF)  # fmt: skip
+                "received, and plait by all jobs that ended", *_SRSF, fit=("predicted", "nothing"))  # fmt: skip
+#: Managers of switch memory that go by the exact work left of jobs, whatever the order knows.
+_BY_WORK_LEFT = ("esa", "inalloc")
 
 
 def _known_as(
@@ -238,7 +240,7 @@ def _tiresias_g(sizes: str = "", quantum: float | None = None, every: int | None
 
 
 def _muri(name: str, **options: Any) -> Composed:
-    from plait.grouping.times import MEASURED_INTERFERENCE
+    from plait.grouping.interference import MEASURED_INTERFERENCE
     from plait.policies.by_completion import ByCompletion
     from plait.policies.interleave import Interleave
 
@@ -366,6 +368,8 @@ _INTERLEAVE = {
     "sticky": switch("running groups stay together unless regrouping gains more than its restarts cost"),
     **{option: _COMPOSED[option] for option in ("min_run_s", "reserve_after_s")},
     "interference": switch("expect the measured slow-down of sharing"),
+    "learn": switch("expect what running groups report of pairs of models instead, and split groups that pay less",
+                    fit=True),
 }  # fmt: skip
 #: A policy with an order that needs durations declares them; `muri-l` works without.
 _MURI_S = {
@@ -386,6 +390,7 @@ _PLAIT = {
     "group": switch("jobs share GPUs", fit=True),
     "knows": _KNOWS,
     "max_jobs": _INTERLEAVE["max_jobs"],
+    "learn": _INTERLEAVE["learn"],
     "future": number("jobs that arrive for each that waits, while the queue lasts", 0.0,
                      fit=Range(0.0, 10.0, "linear")),
 }  # fmt: skip
@@ -517,7 +522,8 @@ COMMON: Mapping[str, PolicyOption] = {
     "quota": free_text("GPUs that all jobs of a project may hold together, also by GPU kind, e.g. "
                        "vision=32/speech@v100=16/*=8 (* = all other projects)"),
     "ina": free_text("memory of switches, which add up gradients: switchml, atp, a2tp, esa, inalloc, or a manager "
-                     "with options, e.g. inalloc/margin=1.2; needs a network"),
+                     "with options, e.g. inalloc/margin=1.2; needs a network; esa and inalloc know the exact work of "
+                     "jobs"),
     "routing": choice("with ina, which switches add up: auto (those of the system), leaf, server (its leaf), spine, "
                       "leaf+server, leaf+spine, or grid (a linear program)", *ROUTES),
 }  # fmt: skip
@@ -579,11 +585,13 @@ _PREDICTED = "predicted durations"
 def knowledge(policy: str) -> str:
     """Knowledge of durations that a policy uses: `exact`, `predicted` or `nothing`; "" outside the catalog.
 
-    Deadlines go by exact slack in any case. Of orders that are an option only some go by durations; under `antman`
-    backfill does so too.
+    Deadlines go by exact slack in any case, and switch memory of some managers by exact work. Of orders that are an
+    option only some go by durations; under `antman` backfill does so too.
 
-    >>> knowledge("srsf"), knowledge("srsf:knows=predicted"), knowledge("muri-s:order=attained"), knowledge("fifo")
-    ('exact', 'predicted', 'nothing', 'nothing')
+    >>> [knowledge(f"srsf{options}") for options in ("", ":knows=predicted")]
+    ['exact', 'predicted']
+    >>> [knowledge(policy) for policy in ("fifo", "muri-s:order=attained", "fifo:ina=esa")]
+    ['nothing', 'nothing', 'exact']
     """
     name, _, rest = policy.partition(":")
     row = rows().get(name)
@@ -594,7 +602,7 @@ def knowledge(policy: str) -> str:
     def is_on(option: str, default: bool) -> bool:
         return bool(row.options[option].parse(name, option, options[option])) if option in options else default
 
-    if is_on("deadlines", False):
+    if is_on("deadlines", False) or options.get("ina", "").partition("/")[0] in _BY_WORK_LEFT:
         return "exact"
     if _PREDICTED in row.knows:
         return "predicted"

@@ -251,6 +251,11 @@ class Composed:
         """Whether running jobs give up their GPUs to jobs ahead of them, without a shortest run that delays it."""
         return self.preempt and not self.min_run_s > 0
 
+    @property
+    def learns(self) -> bool:
+        """Whether decisions depend on what is reported of jobs that share GPUs."""
+        return bool(getattr(self.group, "learn", False))
+
     def ranked(self, view: View) -> IntArray:
         """The rows of the view in the order of the next decision, without placing any."""
         ranking = self.order(view)

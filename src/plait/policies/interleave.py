@@ -27,7 +27,8 @@ from plait.core.resources import Resource
 from plait.grouping.bucket import Candidates, GroupingCache, GroupingOptions
 from plait.grouping.exact import EXACT
 from plait.grouping.group import completion_guard, extended, group
-from plait.grouping.times import MEASURED_INTERFERENCE
+from plait.grouping.interference import MEASURED_INTERFERENCE, SharingTraits, measured_interference, traits
+from plait.grouping.times import speedup, together_s
 from plait.placement.packing import allowed_kinds
 
 #: Relative difference in work below which groups count as equally good, because of rounding.
@@ -284,6 +285,8 @@ class Interleave:
     interference  slow-down by group size that is expected on top of the ideal schedule
     sticky        groups continue unless other groups gain more than the restarts cost (`regrouping`); off: each
                   decision groups all jobs from scratch (paper). Where restarts cost nothing it makes no difference
+    learn         expect what reports say of pairs of models instead (`grouping.interference`), and split groups whose
+                  own reports break the guard
 
     Jobs that may not be moved (`View.keeps`) stay on their GPUs either way, and others join them there. Jobs without a
     measured profile run alone. Memory of GPUs and nodes and declared cores are limits of a group.
@@ -300,6 +303,7 @@ class Interleave:
     improve: bool = False
     interference: tuple[float, ...] = MEASURED_INTERFERENCE
     sticky: bool = True
+    learn: bool = False
     cache: GroupingCache = field(default_factory=GroupingCache, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -314,7 +318,7 @@ class Interleave:
         ):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} is {getattr(self, name)!r}; use {', '.join(known)}")
-        for name in ("idle_slots", "improve", "sticky"):
+        for name in ("idle_slots", "improve", "sticky", "learn"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name} must be on or off, got {getattr(self, name)!r}")
         if self.method == "exact":
@@ -400,7 +404,7 @@ class Interleave:
             sizes = [len(unit) for unit in part.units]
             if part.moved and max(sizes) <= self.max_jobs and sum(sizes) * len(sizes) <= MOST_OFFERS:
                 mine = rows[sorted(at[row] for one in groups for row in one.members)]
-                groups = self._joined(view, mine, fits, part.units)
+                groups = self._joined(view, mine, fits, [unit for unit in part.units if not self._broken(view, unit)])
                 when_s = math.inf
                 if not kept[part.moved].any():
                     gain = work(jobs, part.groups) - work(jobs, groups)
@@ -411,6 +415,18 @@ class Interleave:
                     until_s = min(until_s, when_s)
             found += groups
         return sorted(found, key=lambda one: at[one.members[0]]), until_s
+
+    def _broken(self, view: View, unit: list[int]) -> bool:
+        """Whether reports of this running group say that it does no more than the guard demands."""
+        jobs, kept = view.jobs, view.keeps.rows[unit].any()
+        if not self.learn or len(unit) < 2 or self._margin is None or kept:
+            return False
+        factor = jobs.pair_reports.measured(traits_of(view, np.array(unit))) if jobs.pair_reports else None
+        if factor is None:
+            return False
+        group_s = together_s(jobs.stage_s[unit], jobs.iteration_s[unit], order=self.turns, idle_slots=self.idle_slots)
+        group_s *= factor * measured_interference(len(unit), self.interference)
+        return speedup(jobs.iteration_s[unit], group_s) <= 1 + self._margin
 
     def _around(self, view: View, rows: IntArray, gpus: int, stays: list[list[int]]) -> list[RatedGroup]:
         """Groups made from scratch of units that do not stay; jobs without room next to staying ones join them."""
@@ -428,8 +444,8 @@ class Interleave:
         at = {row: i for i, row in enumerate(rows.tolist())}
         fixed = [bool(view.keeps.rows[unit].any()) for unit in units]
         found = extended(
-            profiles(view, rows, self.max_jobs), [[at[row] for row in unit] for unit in units], fixed, int(need) - gpus,
-            self._options, self.cache,
+            profiles(view, rows, self.max_jobs, self.learn), [[at[row] for row in unit] for unit in units], fixed,
+            int(need) - gpus, self._options, self.cache,
         )  # fmt: skip
         return _together(rows, found.groups, found.turns, found.speedup)
 
@@ -447,7 +463,7 @@ class Interleave:
     def _from_scratch(self, view: View, rows: IntArray, gpus: int) -> list[RatedGroup]:
         """Groups of rows, independent of running groups; sorted by their best rows."""
         found = group(
-            profiles(view, rows, self.max_jobs),
+            profiles(view, rows, self.max_jobs, self.learn),
             self.max_jobs,
             self.objective,
             self.method,
@@ -504,8 +520,18 @@ def buckets(view: View, room: Room, max_jobs: int) -> IntArray:
     return np.where(apart, -1, room.of * _WIDEST + jobs.gpus)
 
 
-def profiles(view: View, rows: IntArray, max_jobs: int) -> Candidates:
-    """These rows as the grouping takes them; GPU memory as a share of what a group has."""
+def traits_of(view: View, rows: IntArray) -> list[SharingTraits]:
+    """These rows as jobs that share GPUs."""
+    jobs = view.jobs
+    gpu_s = jobs.stage_s[rows, Resource.GPU]
+    return traits(jobs.kinds[rows], gpu_s, jobs.iteration_s[rows], jobs.gpu_memory_bytes[rows], view.cluster)
+
+
+def profiles(view: View, rows: IntArray, max_jobs: int, learn: bool = False) -> Candidates:
+    """These rows as the grouping takes them; GPU memory as a share of what a group has.
+
+    With `learn` their pairs cost what reports say.
+    """
     jobs = view.jobs
     of_gpu, of_node = room_taken(view)
     shares = None
@@ -514,7 +540,9 @@ def profiles(view: View, rows: IntArray, max_jobs: int) -> Candidates:
         cores = of_node[rows, 0]
         shares[:, Resource.CPU] = np.where((cores > 0) & (cores < 1), cores, shares[:, Resource.CPU])
     memory = np.maximum(of_gpu, of_node.max(axis=1))[rows]
-    return Candidates(jobs.stage_s[rows], jobs.iteration_s[rows], jobs.gpus[rows], memory, shares)
+    reports = jobs.pair_reports
+    costs = reports.costs(traits_of(view, rows)) if learn and reports is not None and reports.pairs else None
+    return Candidates(jobs.stage_s[rows], jobs.iteration_s[rows], jobs.gpus[rows], memory, shares, costs)
 
 
 def room_taken(view: View) -> tuple[FloatArray, FloatArray]:

@@ -11,8 +11,9 @@ import numpy as np
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.policy import View
 from plait.goodput.knapsack import best_sizes
+from plait.grouping.interference import measured_interference
 from plait.grouping.times import together_s
-from plait.policies.interleave import Interleave
+from plait.policies.interleave import Interleave, profiles
 from plait.policies.pollux import Pollux
 from plait.policies.sizing.free_gpus import FreeGpus
 from plait.policies.sizing.pools import Pool, held_gpus, pools
@@ -119,7 +120,9 @@ class PolluxInterleaved(Pollux):
         """Speed of each member relative to alone."""
         jobs = view.jobs
         alone_s = jobs.iteration_s[unit]
-        group_s = together_s(jobs.stage_s[unit], alone_s) * self.share.interference[len(unit) - 1]
+        group_s = together_s(jobs.stage_s[unit], alone_s) * measured_interference(len(unit), self.share.interference)
+        costs = profiles(view, np.array(unit), self.share.max_jobs, self.share.learn).costs
+        group_s *= 1.0 if costs is None else costs.factor(range(len(unit)))
         pace: FloatArray = alone_s / group_s
         return pace
 

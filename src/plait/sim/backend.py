@@ -56,6 +56,9 @@ NO_TIMES: FloatArray = np.zeros(0)
 #: A run is declared stuck after this many instants without progress that was possible.
 PATIENCE = 1000
 
+#: Where sharing costs what only measurements say, groups report so long after their start, milliseconds.
+LOOK_MS = 60_000.0
+
 
 class Simulator(JobsOnGpus):
     """A simulated cluster; see the module docstring.
@@ -90,6 +93,7 @@ class Simulator(JobsOnGpus):
         self.round_ms = to_ms(settings.round_s)
         self.wake_ms = math.inf
         self.news_ms = math.inf  # when an event between two rounds needs a decision
+        self.looks = getattr(getattr(settings.physics, "inner", settings.physics), "pairs", None) is not None
         self.soonest = math.inf  # when the next running job completes or fails
         self.arrived = 0
         self.refused: Mapping[int, str] = refused or {}
@@ -235,6 +239,8 @@ class Simulator(JobsOnGpus):
     def replan_due(self) -> ReplanDue:
         """Ask for a decision now, which also serves wake-ups that are due."""
         self.news_ms = math.inf
+        if self.looks and any(self.since_ms[job] > self.now for job in self.groups):
+            self.news_ms = self.now + LOOK_MS  # members are still starting
         if self.wake_ms <= self.now:
             self.wake_ms = math.inf
         return ReplanDue(self.now / 1000)
@@ -358,6 +364,8 @@ class Simulator(JobsOnGpus):
                 )
         elif isinstance(command, (Launch, Adjust)):
             self.run_groups(command.groups)
+            if self.looks and not command.groups.single:
+                self.news_ms = min(self.news_ms, self.now + LOOK_MS)
         elif isinstance(command, Wake):
             self.wake_ms = max(to_ms(command.at_s), self.now + 1)
         elif isinstance(command, Refuse):

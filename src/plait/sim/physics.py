@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -19,7 +20,9 @@ from plait.core.network_grants import NetworkFigures, NetworkGrant
 from plait.core.plan import TURN, Gate, Groups
 from plait.core.policy import Usage
 from plait.core.resources import Resource
-from plait.grouping.times import MEASURED_INTERFERENCE, interleaved_iteration_s
+from plait.grouping.interference import MEASURED_INTERFERENCE
+from plait.grouping.times import interleaved_iteration_s
+from plait.sim.measured_pairs import MeasuredPairs
 from plait.sim.shared_gpu import GpuSharing
 
 #: By job number: the memory of switches that jobs have. The others exchange in a ring.
@@ -92,7 +95,9 @@ class StandardPhysics:
     group slow each other down so that no resource is used more than all the time; with `Gate.BARRIER` they advance
     one iteration together (`lock_step_s`), none faster than alone. Either way `interference[members - 1]` comes on top.
     `sharing` is the law by which hosts and guests share GPUs; without one (None) they slow each other down as members
-    of a group do. Either way a gang goes at the pace of its worst GPU.
+    of a group do. Either way a gang goes at the pace of its worst GPU. `pairs` are true costs of sharing that differ by
+    pairs of models: with `Gate.BARRIER` they come on top of `interference`, as far as they differ from their mean;
+    otherwise each member is as much slower as it was measured next to each of its mates.
     """
 
     spread_slowdown: float = 1.0
@@ -100,6 +105,7 @@ class StandardPhysics:
     interference: tuple[float, ...] = MEASURED_INTERFERENCE
     kind_speed: Mapping[str, float] = field(default_factory=dict)
     sharing: GpuSharing | None = field(default_factory=GpuSharing)
+    pairs: MeasuredPairs | None = None
 
     def iteration_s(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
         """Seconds an iteration for each entry of `groups.jobs`."""
@@ -124,7 +130,7 @@ class StandardPhysics:
         """Seconds an iteration of each member that takes `alone` by itself, with stages `stage_s` (members, k)."""
         inside = alone
         if not groups.single:
-            inside = self._shared(groups, alone, stage_s, cpu_shares(truth, groups, cluster))
+            inside = self._shared(truth, groups, alone, stage_s, cpu_shares(truth, groups, cluster))
         if groups.guest is None:
             return inside
         if self.sharing is not None:
@@ -144,7 +150,9 @@ class StandardPhysics:
         flags &= truth.column("batch_size")[jobs] == 0
         return flags
 
-    def _shared(self, groups: Groups, alone: FloatArray, stage_s: FloatArray, share: FloatArray) -> FloatArray:
+    def _shared(
+        self, truth: JobBatch, groups: Groups, alone: FloatArray, stage_s: FloatArray, share: FloatArray
+    ) -> FloatArray:
         """The pace of all members on shared GPUs; `share` is the part of each resource a job needs in its turn."""
         group = groups.group_of_member()
         members = np.diff(groups.first_job)
@@ -162,8 +170,26 @@ class StandardPhysics:
                 lock_step_s(stage_s[rows], first, turns, share[rows]), np.maximum.reduceat(alone[rows], first)
             )
             out[rows] = np.repeat(together, members[lock_step])
-        factor = np.array(self.interference)[np.minimum(members, len(self.interference)) - 1]
-        return np.where((members > 1)[group], out * factor[group], alone)
+        factor = np.array(self.interference)[np.minimum(members, len(self.interference)) - 1][group]
+        if self.pairs is not None:
+            logs = self._pair_logs(truth, groups)
+            factor = np.where(lock_step[group], np.maximum(factor * np.exp(logs[0] - self.pairs.mean), 1.0), factor)
+            apart = np.maximum(np.exp(logs[1]), 1.0) * alone
+            out, factor = np.where(lock_step[group], out, apart), np.where(lock_step[group], factor, 1.0)
+        return np.where((members > 1)[group], out * factor, alone)
+
+    def _pair_logs(self, truth: JobBatch, groups: Groups) -> FloatArray:
+        """Logarithms of the true costs: the mean of all pairs of each member's group, and the sum over its mates."""
+        assert self.pairs is not None
+        models, jobs = truth.column("model"), groups.jobs.tolist()
+        busy = truth.stage_s[groups.jobs, Resource.GPU] / truth.iteration_s[groups.jobs]
+        about = [(str(models[job]), float(part)) for job, part in zip(jobs, np.nan_to_num(busy, nan=1.0), strict=True)]
+        out = np.zeros((2, len(jobs)))
+        for lo, hi in pairwise(groups.first_job.tolist()):
+            if hi - lo > 1:
+                logs = [[self.pairs.log(about[i], about[j]) for j in range(lo, hi) if j != i] for i in range(lo, hi)]
+                out[0, lo:hi], out[1, lo:hi] = np.mean(logs), np.sum(logs, axis=1)
+        return out
 
     def _crowded(self, groups: Groups, alone: FloatArray, stage_s: FloatArray) -> FloatArray:
         """How much slower each member is than alone, on the worst of its GPUs, because of all jobs there."""

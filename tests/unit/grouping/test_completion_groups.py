@@ -15,7 +15,7 @@ from plait.core.jit import plain
 from plait.grouping import completion as kernels
 from plait.grouping.bucket import ClassedBucket, GroupingOptions
 from plait.grouping.completion import WorthLine, group_worth
-from plait.grouping.times import MEASURED_INTERFERENCE
+from plait.grouping.interference import MEASURED_INTERFERENCE
 from plait.policies.by_completion import best_plan
 
 #: Seconds on storage, CPU, GPU and network, and of an iteration alone: eight models of Muri's third trace, 8 GPUs each.

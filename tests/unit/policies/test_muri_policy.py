@@ -17,7 +17,7 @@ from plait.core.plan import Gate, Plan
 from plait.core.policy import Policy, View
 from plait.core.preemption import PreemptionRule
 from plait.core.resources import StageProfile
-from plait.grouping.times import MEASURED_INTERFERENCE
+from plait.grouping.interference import MEASURED_INTERFERENCE
 from plait.policies.catalog import make_policy
 from plait.policies.compose import Composed, by_arrival
 from plait.policies.interleave import Interleave, Room, candidates

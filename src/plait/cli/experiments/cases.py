@@ -26,6 +26,7 @@ from plait.policies.catalog import make_policy, split_policies
 from plait.policies.ignored_requests import classes_ignored, remarks
 from plait.sim.failures import ElasticNodes, read_failures
 from plait.sim.guest_models import GuestModels
+from plait.sim.measured_pairs import MeasuredPairs
 from plait.sim.physics import Contends, MeasuredPhysics, StandardPhysics
 from plait.sim.run import with_round
 from plait.sim.shared_gpu import GpuSharing
@@ -206,7 +207,7 @@ def make_asked_world(name: str, request: Request) -> World:
         known = {"measured": Overheads.measured, "none": Overheads}
         make = known.get(request.overheads)
         asked["overheads"] = make() if make else Overheads.read(request.overheads)
-    if (request.spread_slowdown, request.gpu_speed, request.guest_models) != (None, None, None):
+    if any((request.spread_slowdown is not None, request.gpu_speed, request.guest_models, request.interference)):
         asked["physics"] = asked_physics(world, request)
     for option, value in (
         ("node_mtbf", request.node_mtbf),
@@ -230,16 +231,18 @@ def make_asked_world(name: str, request: Request) -> World:
 
 
 def asked_physics(world: World, request: Request) -> StandardPhysics:
-    """The world's physics with the spread slow-down, GPU speeds and models of guests of the command line."""
+    """The world's physics with the options of the command line."""
     physics = world.physics
     if not isinstance(physics, StandardPhysics):
-        raise InputError(f"world {world.name} has no spread slow-down, no GPU speeds and no guests")
+        raise InputError(f"world {world.name} has no spread slow-down, GPU speeds, guests and costs of pairs")
     if request.spread_slowdown is not None:
         if not (math.isfinite(request.spread_slowdown) and request.spread_slowdown >= 1):
             raise InputError(f"--spread-slowdown must be at least 1, got {request.spread_slowdown}")
         physics = replace(physics, spread_slowdown=request.spread_slowdown)
     if request.gpu_speed is not None:
         physics = replace(physics, kind_speed=read_speeds(request.gpu_speed))
+    if request.interference is not None:
+        physics = replace(physics, pairs=MeasuredPairs.read(request.interference))
     if request.guest_models is not None:
         sharing = replace(physics.sharing or GpuSharing(), models=GuestModels.read(request.guest_models))
         known = {field.name: getattr(physics, field.name) for field in fields(StandardPhysics)}
@@ -309,6 +312,7 @@ def settings(world: World, request: Request) -> dict[str, Value]:
         "spread_slowdown": physics.spread_slowdown if isinstance(physics, StandardPhysics) else math.nan,
         "gpu_speed": request.gpu_speed or "",
         **({} if request.guest_models is None else {"guest_models": request.guest_models}),
+        **({} if request.interference is None else {"interference": str(request.interference)}),
         **({} if request.gpu_memory is None else {"gpu_memory_gb": request.gpu_memory}),
         "checkpoint_every_s": world.checkpoint_every_s,
         **({} if request.elastic is None else {"elastic": request.elastic, "node_start_s": request.node_start}),

@@ -74,6 +74,10 @@ RoundS = Annotated[
     typer.Option("--round", help="Seconds between decisions; 0 = decide at every event. [default: the world's]"),
 ]
 OverheadsOption = Annotated[Text, typer.Option(help="Cost of starts and stops: `measured`, `none` or a CSV file.")]
+InterferenceOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="True costs of sharing by pairs of models: colocate.csv of Lucid (ASPLOS'23)."),
+]
 SpreadSlowdown = Annotated[
     float | None,
     typer.Option(help="Slow-down of sensitive gangs on more nodes than they need, at least 1, e.g. 1.3."),
@@ -179,6 +183,7 @@ class Request:
     guest_models: Annotated[
         Text, typer.Option(help="CSV of models on shared GPUs: quanta, gaps, memory, curves, bursts.")
     ] = None
+    interference: InterferenceOption = None
     gpu_memory: Annotated[
         float | None, typer.Option(help="Memory in GB of each GPU whose memory the cluster does not give.")
     ] = None
@@ -268,6 +273,7 @@ class SweepRequest:
     placement: Placement = None
     overheads: OverheadsOption = None
     spread_slowdown: SpreadSlowdown = None
+    interference: InterferenceOption = None
     node_mtbf: NodeMtbf = None
     node_mttr: NodeMttr = None
     job_mtbf: JobMtbf = None

@@ -192,8 +192,8 @@ def stated(results: Sequence[RunResult]) -> dict[str, str]:
         "load": "Offered load, by requested GPUs", "placement": "Placement", "round_s": "Round (s)",
         "overheads": "Overheads",
         "network": "Network", "phases": "Phases of exchanges", "overlap": "Overlap with computation",
-        "spread_slowdown": "Spread slow-down", "profile_noise": "Profile noise", "models": "Models",
-        "censored": "Censored jobs", "node_failures": "Node failures",
+        "spread_slowdown": "Spread slow-down", "interference": "Interference", "profile_noise": "Profile noise",
+        "models": "Models", "censored": "Censored jobs", "node_failures": "Node failures",
     }  # fmt: skip
     out = {}
     for name, label in names.items():

@@ -66,6 +66,7 @@ def make_grid(request: SweepRequest) -> Grid:
     """The grid of a request; names and numbers are checked by `Grid.check`."""
     world_options = Request(
         [], "", round_s=request.round_s, overheads=request.overheads, spread_slowdown=request.spread_slowdown,
+        interference=request.interference,
         node_mtbf=request.node_mtbf, node_mttr=request.node_mttr, job_mtbf=request.job_mtbf,
         profile_noise=request.profile_noise, placement=request.placement, assign_models=request.assign_models,
     )  # fmt: skip

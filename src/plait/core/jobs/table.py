@@ -87,6 +87,9 @@ class JobArchive(Protocol):
     #: What parts of policies derive from departed jobs, kept from one decision to the next: a function of departures.
     memo: dict[str, Any]
 
+    #: What was reported of jobs that shared GPUs (`plait.grouping.interference.PairReports`).
+    pair_reports: Any
+
     def departed_sizes(self, count: int) -> tuple[FloatArray, FloatArray]:
         """Service of the first `count` jobs that left, as `JobTable.departed_sizes` returns it."""
         ...
@@ -215,6 +218,11 @@ class JobTable:
     def memo(self) -> dict[str, Any]:
         """What parts of policies derive from departed jobs, kept from one decision to the next."""
         return {} if self._specs is None else self._specs.memo
+
+    @property
+    def pair_reports(self) -> Any:
+        """What was reported of jobs that shared GPUs (`plait.grouping.interference.PairReports`); None if not kept."""
+        return None if self._specs is None else self._specs.pair_reports
 
     def __getattr__(self, name: str) -> Any:
         """Derived columns, computed on first use."""
