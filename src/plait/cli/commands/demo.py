@@ -13,9 +13,6 @@ def demo(
         bool,
         typer.Option("--simulate", help="Simulate what order, turns, sizes and guests are worth, without training."),
     ] = False,
-    network: Annotated[
-        bool, typer.Option("--network", help="Two trainings that share the memory of a software switch instead.")
-    ] = False,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report.")] = Path("demo-out"),
     examples: Annotated[
         Path | None, typer.Option(help="Folder of the training scripts. [default: examples/training of the repository]")
@@ -32,11 +29,6 @@ def demo(
         from plait.cli.experiments.simulated_demo import demonstrate_simulated
 
         demonstrate_simulated(out)
-        return
-    if network:
-        from plait.cli.experiments.network_demo import demonstrate_network
-
-        demonstrate_network(out, examples)
         return
     from plait.cli.experiments.demonstration import demonstrate
 
