@@ -20,8 +20,8 @@ from plait.traces.table import natural_key
 FIXTURES = Path(__file__).parent / "fixtures"
 TABLES = {
     "muri": "muri.csv", "muri_testbed": "muri_testbed.csv", "tiresias": "tiresias.csv", "pollux": "pollux.csv",
-    "helios": "helios.csv", "acme_seren": "acme_seren.csv", "acme_kalos": "acme_kalos.csv",
-    "openb2023": "openb_pods.csv", "spot2026": "spot.csv", "sacct": "sacct.txt",
+    "helios": "helios.csv",
+    "openb2023": "openb_pods.csv", "sacct": "sacct.txt",
 }  # fmt: skip
 HEADERLESS = {"gavel": "gavel10.trace", "synergy": "synergy.csv"}
 LISTS = {"philly": "philly.json", "kueue": "kueue.json"}

@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError, TraceError
-from plait.traces.formats.alibaba import read_openb_nodes, read_spot_nodes
 from plait.traces.formats.registry import FORMATS, read_trace, sniff
 from plait.traces.formats.simulators import read_throughputs
 from plait.traces.load import cluster_of, load_jobs
@@ -25,15 +24,11 @@ FILES = {
     "tiresias": "tiresias.csv",
     "gavel": "gavel10.trace",
     "pollux": "pollux.csv",
-    "sia": "pollux.csv",
     "synergy": "synergy.csv",
     "philly": "philly.json",
     "helios": "helios.csv",
-    "acme_seren": "acme_seren.csv",
-    "acme_kalos": "acme_kalos.csv",
     "alibaba2020": "pai",
     "openb2023": "openb_pods.csv",
-    "spot2026": "spot.csv",
     "sacct": "sacct.txt",
     "kueue": "kueue.json",
     "swf": "log.swf",
@@ -149,7 +144,7 @@ def test_a_missing_column_is_named_and_an_extra_one_is_no_harm_or_named(name, tm
     header, *lines = original.read_text().splitlines()
     extra = tmp_path / "extra.csv"
     extra.write_text("\n".join([header + ",note", *(line + ",hello" for line in lines)]))
-    if name in {"muri", "tiresias", "pollux", "sia"}:  # formats that do not vary
+    if name in {"muri", "tiresias", "pollux"}:  # formats that do not vary
         with pytest.raises(TraceError, match=r"extra.csv:1: column 'note': unknown column"):
             read_trace(extra, name)
     else:
@@ -158,7 +153,7 @@ def test_a_missing_column_is_named_and_an_extra_one_is_no_harm_or_named(name, tm
     missing = tmp_path / "missing.csv"
     missing.write_text("\n".join([rest, *(line.split(",", 1)[1] for line in lines)]))
     column = {"muri_testbed": "time"}.get(name, first)
-    if column == "time" or name == "spot2026_nodes":
+    if column == "time":
         return  # not a column the reader needs
     with pytest.raises(TraceError, match=f"column '{column}': a required column is missing"):
         read_trace(missing, name)
@@ -172,7 +167,7 @@ def test_the_delimiter_is_found_by_the_header(mark, tmp_path):
     assert sniff(path).name == "muri"
 
 
-@pytest.mark.parametrize("name", sorted(set(FILES) - {"sia"}))
+@pytest.mark.parametrize("name", sorted(FILES))
 def test_formats_are_told_apart(name):
     assert sniff(FIXTURES / FILES[name]).name == name
 
@@ -237,21 +232,17 @@ def test_gavel_field_counts_and_throughputs(tmp_path):
         read_throughputs(evil)
 
 
-def test_node_lists():
-    nodes = read_openb_nodes(FIXTURES / "openb_nodes.csv")
-    assert nodes["gpus"].tolist() == [2, 0]
-    assert nodes["gpu_kind"].tolist() == ["P100", None]
-    table = read_trace(FIXTURES / "spot.csv", nodes=FIXTURES / "spot_nodes.csv")
-    assert table.nodes is not None
-    assert table.nodes["node_id"].tolist() == ["n-0"]
-    assert read_spot_nodes(FIXTURES / "spot_nodes.csv")["cpu_milli"].tolist() == [32000]
-
-
 def test_openb_variants_without_times_say_so(tmp_path):
     path = tmp_path / "multigpu.csv"
     path.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\na,1,1,1,1\n")
     with pytest.raises(TraceError, match="arrivals must be generated"):
         read_trace(path)
+
+
+def test_a_list_of_nodes():
+    nodes = read_openb_nodes(FIXTURES / "openb_nodes.csv")
+    assert nodes["gpus"].tolist() == [2, 0]
+    assert nodes["gpu_kind"].tolist() == ["P100", None]
 
 
 def test_a_tiresias_trace_brings_its_cluster_file(tmp_path):

@@ -29,7 +29,7 @@ TimeZone = Annotated[
 Work = Annotated[
     Text, typer.Option(help="Only for format muri: measure a job's work in `duration` or in `iterations`.")
 ]
-Nodes = Annotated[Path | None, typer.Option(help="List of nodes, for formats tiresias, openb2023 and spot2026.")]
+Nodes = Annotated[Path | None, typer.Option(help="List of nodes, for formats tiresias and openb2023.")]
 AssignModels = Annotated[
     Text, typer.Option("--assign-models", help="Draw the model of each job: `uniform` or `by_gpu_hours`.")
 ]

@@ -1,10 +1,6 @@
-"""Published job logs of clusters: Helios and Acme, which have one reader, and Philly.
+"""Published job logs of clusters: Helios and Philly.
 
 Helios logs (S-Lab-System-Group/HeliosData, SenseTime 2020): CSV, local stamps without zone (taken as UTC+8).
-
-Acme logs (InternLM/AcmeTrace, 2023): CSV of the clusters Seren and Kalos, stamps with zone.
-
-In Kalos the `duration` column is end - submit: it is ignored, as `gpu_time`; run time is end - start in both.
 
 The Philly job log (msr-fiddle/philly-traces, 2017): a JSON list, local US Pacific time stamps.
 
@@ -14,7 +10,6 @@ No model, no iterations, and no requested size apart from the GPUs that were gra
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 from pathlib import Path
@@ -41,35 +36,44 @@ NULLS = ("", "None", "NaT", "nan", "NaN", "null")
 STAMPS = ("submit_time", "start_time", "end_time")
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
-    """One such log: its format, header, the zone of its stamps (None: written in them), and its own
-    columns.
-    """
+HELIOS_HEADER = (
+    "job_id",
+    "user",
+    "vc",
+    "gpu_num",
+    "cpu_num",
+    "node_num",
+    "state",
+    "submit_time",
+    "start_time",
+    "end_time",
+)
+CLUSTERS = ("venus", "earth", "saturn", "uranus")
 
-    format: Format
-    header: Sequence[str]
-    zone: tzinfo | None
-    zone_name: str
-    more: Callable[[TextRow], dict[str, Any]]
-    prefix: str = ""
-    check_duration: bool = True
 
+def read_helios(
+    path: Pathish, *, cluster: str | None = None, time_zone: str | None = None, rules: Rules = RULES
+) -> TraceTable:
+    """Reads `cluster_log.csv` of one cluster, times counted from the first submission.
 
-def read_log(log: Log, path: Pathish, *, rules: Rules) -> TraceTable:
-    """Read the file `path` of a `log`, times counted from the first submission; `strict` makes warnings errors.
+    cluster: prefix of the job ids, which are unique per cluster only; default: the cluster named in the path,
+    else `helios`. CPU-only jobs are kept with `gpus` 0; the virtual cluster is the project. `time_zone`: of the
+    stamps; default: UTC+8.
 
     Run time is end - start, never the file's `duration` column (which is only compared with it). Dropped,
     counted: never_started, negative, suspended. A job without end runs until the latest stamp
     of the log.
     """
+    parts = [part.lower() for part in Path(path).parts]
+    prefix = cluster or next((c for c in CLUSTERS if any(c in part for part in parts)), "helios")
+    zone = CHINA if time_zone is None else zone_named(time_zone)
     source = Source(path, rules)
-    layout: dict[str, Any] = {"required": log.header, "nulls": NULLS}
-    end_of_log_s = latest_s(source, lambda row: [_log_stamp(row, name, log.zone) for name in STAMPS], **layout)
+    layout: dict[str, Any] = {"required": HELIOS_HEADER, "nulls": NULLS}
+    end_of_log_s = latest_s(source, lambda row: [_log_stamp(row, name, zone) for name in STAMPS], **layout)
     builder = TableBuilder(source)
 
     def add(row: TextRow) -> None:
-        submit_s, start_s, end_s = (_log_stamp(row, name, log.zone) for name in STAMPS)
+        submit_s, start_s, end_s = (_log_stamp(row, name, zone) for name in STAMPS)
         if submit_s is None:
             raise row.error("a value is needed here", column="submit_time")
         state = row.choice("state", LOG_STATES)
@@ -78,11 +82,11 @@ def read_log(log: Log, path: Pathish, *, rules: Rules) -> TraceTable:
             builder.drop(reason or "never_started")
             return
         given_s = row.maybe_number("duration")
-        if log.check_duration and None not in (given_s, end_s) and abs((given_s or 0) - (end_s or 0) + start_s) > 1:
+        if None not in (given_s, end_s) and abs((given_s or 0) - (end_s or 0) + start_s) > 1:
             builder.warn("duration is not end - start, which is used")
         builder.keep(
             row.line,
-            job_id=log.prefix + row.text("job_id"),
+            job_id=f"{prefix}-{row.text('job_id')}",
             submit_s=submit_s,
             duration_s=(end_of_log_s if end_s is None else end_s) - start_s,
             duration_kind="right_censored" if end_s is None else "exact",
@@ -91,12 +95,12 @@ def read_log(log: Log, path: Pathish, *, rules: Rules) -> TraceTable:
             observed_end_s=end_s,
             observed_queue_s=start_s - submit_s,
             user=row.maybe_text("user"),
+            project=row.maybe_text("vc"),
             **_sizes(row),
-            **log.more(row),
         )
 
     builder.read_rows(add, **layout)
-    table = builder.finish(log.format, first_is_zero=True, time_zone=log.zone_name)
+    table = builder.finish(HELIOS, first_is_zero=True, time_zone=time_zone or "UTC+8 (assumed)")
     if "origin_s" in table.meta:
         table.meta["origin_utc"] = utc_text(table.meta["origin_s"])
     return table
@@ -122,52 +126,14 @@ def _sizes(row: TextRow) -> dict[str, Any]:
     }
 
 
-def _log_stamp(row: TextRow, name: str, zone: tzinfo | None) -> float | None:
+def _log_stamp(row: TextRow, name: str, zone: tzinfo) -> float | None:
     text = row.maybe_text(name)
     if text is None:
         return None
     try:
         return stamp_s(text, zone)
     except (ValueError, OverflowError):
-        hint = "written YYYY-MM-DD HH:MM:SS" + ("" if zone else "+08:00")
-        raise row.error("not a time stamp", column=name, hint=hint) from None
-
-
-HELIOS_HEADER = (
-    "job_id",
-    "user",
-    "vc",
-    "gpu_num",
-    "cpu_num",
-    "node_num",
-    "state",
-    "submit_time",
-    "start_time",
-    "end_time",
-)
-CLUSTERS = ("venus", "earth", "saturn", "uranus")
-
-
-def read_helios(
-    path: Pathish, *, cluster: str | None = None, time_zone: str | None = None, rules: Rules = RULES
-) -> TraceTable:
-    """Reads `cluster_log.csv` of one cluster.
-
-    cluster: prefix of the job ids, which are unique per cluster only; default: the cluster named in the path,
-    else `helios`. CPU-only jobs are kept with `gpus` 0; the virtual cluster is the project. `time_zone`: of the
-    stamps; default: UTC+8.
-    """
-    parts = [part.lower() for part in Path(path).parts]
-    name = cluster or next((c for c in CLUSTERS if any(c in part for part in parts)), "helios")
-    log = Log(
-        HELIOS,
-        HELIOS_HEADER,
-        CHINA if time_zone is None else zone_named(time_zone),
-        time_zone or "UTC+8 (assumed)",
-        lambda row: {"project": row.maybe_text("vc")},
-        prefix=f"{name}-",
-    )
-    return read_log(log, path, rules=rules)
+        raise row.error("not a time stamp", column=name, hint="written YYYY-MM-DD HH:MM:SS") from None
 
 
 def _is_helios(head: Head) -> bool:
@@ -182,69 +148,6 @@ HELIOS = Format(
     source="S-Lab-System-Group/HeliosData",
     licence="CC-BY-4.0",
     citation="Hu et al., SC'21",
-)
-
-
-ACME_HEADER = (
-    "job_id",
-    "user",
-    "node_num",
-    "gpu_num",
-    "cpu_num",
-    "type",
-    "state",
-    "submit_time",
-    "start_time",
-    "end_time",
-)
-
-
-def read_seren(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
-    """Reads `trace_seren.csv`; the kind of work (`type`) is the project."""
-    return read_log(Log(SEREN, ACME_HEADER, None, "in the stamps", _more), path, rules=rules)
-
-
-def read_kalos(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
-    """Reads `trace_kalos.csv`; the kind of work (`type`) is the project, memory of a pod
-    `x_memory_per_pod_gb`.
-    """
-    log = Log(KALOS, ACME_HEADER, None, "in the stamps", _more_kalos, check_duration=False)
-    return read_log(log, path, rules=rules)
-
-
-def _more(row: TextRow) -> dict[str, Any]:
-    return {"project": row.maybe_text("type")}
-
-
-def _more_kalos(row: TextRow) -> dict[str, Any]:
-    return {"project": row.maybe_text("type"), "x_memory_per_pod_gb": row.maybe_number("mem_per_pod_GB")}
-
-
-def _is_seren(head: Head) -> bool:
-    return head.has("gpu_num", "type", "gpu_time") and not head.has("mem_per_pod_GB")
-
-
-def _is_kalos(head: Head) -> bool:
-    return head.has("gpu_num", "type", "mem_per_pod_GB")
-
-
-SEREN = Format(
-    "acme_seren",
-    read_seren,
-    _is_seren,
-    units="stamps with zone, seconds",
-    source="InternLM/AcmeTrace, Seren",
-    licence="CC-BY-4.0",
-    citation="Hu et al., NSDI'24",
-)
-KALOS = Format(
-    "acme_kalos",
-    read_kalos,
-    _is_kalos,
-    units="stamps with zone, seconds",
-    source="InternLM/AcmeTrace, Kalos",
-    licence="CC-BY-4.0",
-    citation="Hu et al., NSDI'24",
 )
 
 

@@ -12,8 +12,8 @@ from plait.traces import canonical, schema  # fmt: skip
 from plait.traces.delimited import HEAD_LINES
 from plait.traces.files import UNREADABLE, Pathish, Rules, Source
 from plait.traces.formats import synergy
-from plait.traces.formats.alibaba import OPENB, PAI, SPOT
-from plait.traces.formats.clusters import HELIOS, KALOS, PHILLY, SEREN
+from plait.traces.formats.alibaba import OPENB, PAI
+from plait.traces.formats.clusters import HELIOS, PHILLY
 from plait.traces.formats.managers import COMMAND, KUEUE, SACCT, SWF, is_table
 from plait.traces.formats.reader import Format, Head
 from plait.traces.formats.simulators import (
@@ -21,7 +21,6 @@ from plait.traces.formats.simulators import (
     MURI,
     MURI_HEADER,
     POLLUX,
-    SIA,
     TESTBED,
     TIRESIAS,
     TIRESIAS_HEADER,
@@ -37,15 +36,11 @@ FORMATS: dict[str, Format] = {
         TIRESIAS,
         GAVEL,
         POLLUX,
-        SIA,
         synergy.FORMAT,
         PHILLY,
         HELIOS,
-        SEREN,
-        KALOS,
         PAI,
         OPENB,
-        SPOT,
         SACCT,
         SWF,
         KUEUE,

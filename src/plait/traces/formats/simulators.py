@@ -377,21 +377,11 @@ def read_pollux(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
 
     An application with nearly the name of a known one is a `TraceError`: a typing mistake would lose the job.
     """
-    return _read(POLLUX, path, rules)
-
-
-def read_sia(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
-    """Reads a Sia workload, which has the columns of Pollux; further ones are ignored."""
-    return _read(SIA, path, rules)
-
-
-def _read(fmt: Format, path: Pathish, rules: Rules) -> TraceTable:
     source = Source(path, rules)
     builder = TableBuilder(source)
 
     def add(row: TextRow) -> None:
-        if fmt is POLLUX:
-            _refuse_misspelt(row)
+        _refuse_misspelt(row)
         builder.keep(
             row.line,
             job_id=row.text("name"),
@@ -404,7 +394,7 @@ def _read(fmt: Format, path: Pathish, rules: Rules) -> TraceTable:
         )
 
     builder.read_rows(add, required=POLLUX_HEADER, optional=())
-    return builder.finish(fmt)
+    return builder.finish(POLLUX)
 
 
 def _refuse_misspelt(row: TextRow) -> None:
@@ -428,17 +418,6 @@ POLLUX = Format(
     licence="none stated for the data: do not redistribute",
     citation="Qiao et al., OSDI'21",
 )
-SIA = Format(
-    "sia",
-    read_sia,
-    lambda head: False,  # the columns of pollux: use format="sia" to record the right source
-    units="seconds; batch sizes of the whole job",
-    source="siasosp23/artifacts",
-    licence="none stated: do not redistribute",
-    citation="Jayaram Subramanya et al., SOSP'23",
-)
-
-
 TIRESIAS_HEADER = ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "duration")
 
 
