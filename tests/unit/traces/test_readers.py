@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError, TraceError
+from plait.traces.formats.alibaba import read_openb_nodes
 from plait.traces.formats.registry import FORMATS, read_trace, sniff
 from plait.traces.formats.simulators import read_throughputs
 from plait.traces.load import cluster_of, load_jobs
