@@ -19,6 +19,7 @@ from pathlib import Path
 
 from plait.core.files import replace_file
 from plait.live.layout import Layout, make_private, read_epoch
+from plait.live.system.accounts import in_name_of
 
 
 class Fences:
@@ -34,7 +35,8 @@ class Fences:
         be made accessible counts as empty, because `write` raises an error for it.
         """
         try:
-            _mend(self.layout.job(number))
+            with in_name_of(self.layout.job(number)):
+                _mend(self.layout.job(number))
             return max(self._on_disk(number), epoch) + 1
         except OSError as error:
             if self.may_pass(number, error):
@@ -54,11 +56,12 @@ class Fences:
 
         Contents of the folder from before the `first` attempt are of another job of its number, and are put aside.
         """
-        _mend(self.layout.job(number))
+        with in_name_of(self.layout.job(number)):
+            _mend(self.layout.job(number))
         if self._on_disk(number) >= epoch:  # nothing to do, whichever process has the lock, perhaps stopped
             return
         make_private(self.layout.job(number))
-        with self._alone(number):
+        with in_name_of(self.layout.job(number)), self._alone(number):
             reached = self._on_disk(number)
             if reached >= epoch:
                 return

@@ -307,9 +307,11 @@ def _versions(folder: Path) -> list[int]:
 def _retire(files: Path, version: int) -> None:
     """Mark the page of an old plan as replaced, then unlink its files; their locks stay valid."""
     with contextlib.suppress(OSError):
-        fd = os.open(files / "page.bin", os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(files / "page.bin", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            os.pwrite(fd, struct.pack("<q", version), VERSION_WORD * WORD)
+            found = os.fstat(fd)
+            if found.st_nlink == 1 and found.st_uid == os.geteuid():  # members can put other files in its place
+                os.pwrite(fd, struct.pack("<q", version), VERSION_WORD * WORD)
         finally:
             os.close(fd)
     shutil.rmtree(files, ignore_errors=True)
@@ -329,7 +331,7 @@ class LockFiles:
         """Take a lock if it is free; returns False if another process has it."""
         fd = self._fds.get(name)
         if fd is None:
-            fd = self._fds[name] = os.open(self._files / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = self._fds[name] = os.open(self._files / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
         try:
             fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -124,7 +124,7 @@ class HostStages:
         self._clock, self._checked_s = clock, clock()
         for path in paths:
             with contextlib.suppress(PageError, OSError):
-                self._pages.append(Page.open(path, mapped=False))
+                self._pages.append(Page.open(path, mapped=False, writes=False))
 
     @property
     def busy(self) -> bool:

@@ -432,11 +432,14 @@ class Page:
         return cls.open(path, mapped=mapped)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, mapped: bool = True) -> Page:
-        """The page at `path`; raises `PageError` if there is none that can be read."""
+    def open(cls, path: str | os.PathLike[str], *, mapped: bool = True, writes: bool = True) -> Page:
+        """The page at `path`; raises `PageError` if there is none that can be read.
+
+        `writes`: False for a page of another account's job, which may only be read, and not mapped.
+        """
         path = Path(path)
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(path, (os.O_RDWR if writes else os.O_RDONLY) | os.O_CLOEXEC)
         except OSError as error:
             raise PageError(f"{path}: no page: {error.strerror}; the agent makes it before it starts the job") from None
         try:

@@ -104,7 +104,7 @@ def folders(home: str | None) -> Iterator[Finding]:
         fix = "give another folder with --home, or set PLAIT_HOME"
         yield Finding("home folder", BROKEN, f"{there} is not writable", fix)
         return
-    if folder.exists() and folder.stat().st_mode & 0o077:
+    if folder.exists() and folder.stat().st_mode & 0o066:
         mode = oct(folder.stat().st_mode & 0o777)[2:]
         yield Finding("home folder", BROKEN, f"{folder} is open to others (mode {mode})", f"chmod 700 {folder}")
     else:
@@ -125,7 +125,8 @@ def account() -> Finding:
             name = pwd.getpwuid(number).pw_name
         return Finding("account", OK, f"jobs of all users run as {name}")
     why = "jobs of all users run as root, and may read and change everything on the nodes"
-    return Finding("account", WARNING, why, "start the service as an account of its own; see Security in the docs")
+    fix = "plait up --as-owner --home /var/lib/plait, or start the service as an account of its own"
+    return Finding("account", WARNING, why, fix)
 
 
 def port() -> Finding:

@@ -12,6 +12,7 @@ from plait.core.options import parser
 from plait.live.agent.agent import HELD_BACK, Agent, AlreadyRuns, Settings
 from plait.live.agent.node import AgentOptions
 from plait.live.layout import Layout
+from plait.live.system import accounts
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -34,6 +35,8 @@ def main(args: Sequence[str] | None = None) -> int:
         read.error(f"--gpus {options.gpus}: a node has at least one")
     if not sys.platform.startswith("linux"):
         read.error("agents need Linux (pidfd, /proc); run them in a container or virtual machine")
+    if options.as_owner and (why := accounts.refusal()):
+        read.error(why)
     try:
         cuda = None if options.cuda is None else _numbers(options.cuda)
     except ValueError as error:
@@ -51,6 +54,7 @@ def main(args: Sequence[str] | None = None) -> int:
         gpu_kind=options.gpu_kind,
         slot_memory=options.slot_memory,
         switch=options.switch,
+        as_owner=options.as_owner,
     )
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)  # readers of agent.json may signal it before `run`
     try:

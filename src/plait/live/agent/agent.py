@@ -27,7 +27,7 @@ from plait.live.agent.logs import read_part
 from plait.live.agent.monitor import Busy, GpuWindow, ProcessUsage, disk_bytes
 from plait.live.agent.node import AlreadyRuns, Settings, take_node
 from plait.live.agent.outside import BEGIN_S, OutsideWatch
-from plait.live.agent.processes import container, launch
+from plait.live.agent.processes import container
 from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S, LocalAttempt
 from plait.live.agent.processes.console import ECHO_S
 from plait.live.agent.processes.process_manager import NOT_RUNNABLE, ProcessManager
@@ -49,6 +49,7 @@ from plait.live.protocol.wire import (
     Usage,
 )
 from plait.live.system import procs
+from plait.live.system.accounts import job_folder, owner_of
 from plait.live.system.procs import Process
 
 __all__ = ["HELD_BACK", "Agent", "AlreadyRuns", "Settings"]
@@ -351,12 +352,14 @@ class Agent(ProcessManager):
             if attempt is None or not attempt.alive:
                 raise ValueError("its process does not run (any more)")
             run = attempt.run
-        env = launch.environment(run, self.layout, self.settings.cuda, self._threads) if request.command else {}
+        env = self.environment(run) if request.command else {}
         if container.VARIABLE in env:
             raise ValueError("the job runs in a container, which plait does not enter; use the container's own tool")
         workdir = run.workdir or str(self.layout.job(run.job))
         try:
-            return self.consoles.answer(request, env, workdir, attempt.folder, wait_s)
+            return self.consoles.answer(
+                request, env, workdir, attempt.folder, wait_s, owner_of(job_folder(attempt.folder))
+            )
         except LookupError as error:
             raise ValueError(str(error.args[0])) from None
 

@@ -18,6 +18,7 @@ from plait.live.agent.processes.attempt import LocalAttempt
 from plait.live.layout import Layout, make_private
 from plait.live.protocol.wire import ENDED, GroupInfo
 from plait.live.system import procs
+from plait.live.system.accounts import admit, in_name_of, job_folder, open_to_all, owner_of
 from plait.runtime.group_files import Group, GroupError, GroupMember, make_group, remove_group
 from plait.runtime.page import VERSION
 
@@ -28,7 +29,7 @@ class Gates:
     """Group folders as the agent `node` needs them."""
 
     def __init__(self, layout: Layout, node: str, log: Callable[..., None]) -> None:
-        self.folder, self._mine, self._log = layout.gates, f"agent-{node}", log
+        self._layout, self.folder, self._mine, self._log = layout, layout.gates, f"agent-{node}", log
 
     def tell(self, attempt: LocalAttempt) -> None:
         """Create the files of the attempt's group and update its control file, if anything changed."""
@@ -37,8 +38,29 @@ class Gates:
         if attempt.group_version == wanted:
             return
         attempt.group_version = wanted
-        known = procs.read_json(attempt.folder / "control.json") or {}
         entry = self._entry(attempt)
+        self._show_hosts(attempt)
+        with in_name_of(job_folder(attempt.folder)):
+            self._write(attempt, entry)
+
+    def _show_hosts(self, attempt: LocalAttempt) -> None:
+        """Let the account of a guest read the pages of its hosts, which show when they use the GPU."""
+        guest = owner_of(job_folder(attempt.folder))
+        if guest is None or attempt.neighbours is None:
+            return
+        for page in attempt.neighbours.hosts:
+            host = job_folder(page.parent)
+            try:
+                with in_name_of(host):
+                    if page.stat().st_uid != guest.uid:
+                        admit(page, guest.uid, 4)
+                        for folder in page.parents[:4]:
+                            admit(folder, guest.uid, 1)
+            except OSError as error:
+                self._log("page not shown", page=page, to=guest.name, why=error)
+
+    def _write(self, attempt: LocalAttempt, entry: dict[str, Any] | None) -> None:
+        known = procs.read_json(attempt.folder / "control.json") or {}
         sharing = None if attempt.neighbours is None else attempt.neighbours.control()
         facts = {"epoch": attempt.run.epoch, "group": entry, "sharing": sharing}
         number = known.get("version")
@@ -59,7 +81,9 @@ class Gates:
             if info.gate == "none" or len(info.members) < 2:
                 alone = _members(info) or (GroupMember(run.job, 0, run.world),)
                 return Group(self.folder / info.id, "none", info.version, alone).control(run.job, run.rank)
-            return self._made(info).control(run.job, run.rank)
+            group = self._made(info)
+            self._admit(group, info)
+            return group.control(run.job, run.rank)
         except (GroupError, OSError) as error:
             self._log("no gate", job=run.job, group=info.id, why=str(error))
             return None
@@ -71,6 +95,17 @@ class Gates:
             )
             (self.folder / info.id / self._mine).touch(mode=0o600)
         return group
+
+    def _admit(self, group: Group, info: GroupInfo) -> None:
+        """Let the accounts of all members into the files of their group, and no other."""
+        owners = {owner.uid for m in info.members if (owner := owner_of(self._layout.job(m.job))) is not None}
+        if owners:
+            open_to_all(self.folder.parent)
+            open_to_all(self.folder)
+        for uid in owners:
+            admit(group.folder, uid, 1)
+            admit(group.files, uid, 7, inherited=True)
+            admit(group.files / "page.bin", uid, 6)
 
     def clear(self, attempts: Iterable[LocalAttempt]) -> None:
         """Remove folders of groups without members here, unless another agent uses them."""

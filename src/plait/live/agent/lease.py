@@ -76,11 +76,11 @@ def sound_lease_s(lease_s: float) -> float:
 
 
 def read(path: str | os.PathLike[str]) -> Lease | None:
-    """The lease in a file; None if there is none, or one of another user, or of another boot."""
+    """The lease in a file; None if there is none, or one of another user (not root), or of another boot."""
     for _ in range(3):  # a read in the middle of a write is repeated
         try:
             with procs.open_plain(path) as file:
-                if os.fstat(file.fileno()).st_uid != os.geteuid():
+                if os.fstat(file.fileno()).st_uid not in (0, os.geteuid()):
                     return None
                 data = file.read(_RECORD.size + 4)
         except OSError:
@@ -104,6 +104,7 @@ def write(path: Path, lease: Lease) -> None:
     make_private(path.parent)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
+        os.fchmod(fd, 0o644)  # runners of other accounts read it, where its folder lets them
         os.pwrite(fd, data + zlib.crc32(data).to_bytes(4, "little"), 0)
     finally:
         os.close(fd)

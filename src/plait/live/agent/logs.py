@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from plait.live.agent.processes.runner import FIRST_LOG, NEWEST_LOGS
+from plait.live.system.accounts import in_name_of, job_folder
 from plait.live.system.procs import open_plain, read_json
 
 MOST_BYTES = 1 << 20
@@ -37,7 +38,7 @@ def read_part(folder: Path, offset: int, limit: int) -> Part:
     Where bytes were dropped the piece is a line about that, and the next piece begins after them. A character that is
     cut by the end of the piece is left to the next one. Raises FileNotFoundError if there is no log.
     """
-    with ExitStack() as stack:
+    with in_name_of(job_folder(folder)), ExitStack() as stack:
         files = _open_all(folder, stack)
         index = read_json(folder / "log.json") or {}
         pieces: dict[int, tuple[BinaryIO, int]] = {}

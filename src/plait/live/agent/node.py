@@ -30,7 +30,7 @@ class Settings:
     returns to its owner when the agent ends, so the agent ends when it has lost the service for good. `parks`: if the
     agent is stopped while no service runs, jobs run on without a lease; services are started on this machine only, and
     begin with `lease.unpark`. `slot_memory`: GB of memory of each CPU slot, None: not limited. `switch`: the
-    only switch that the node may serve, "" for that of its rack.
+    only switch that the node may serve, "" for that of its rack. `as_owner`: jobs run as the accounts of their owners.
     """
 
     node: str
@@ -45,6 +45,7 @@ class Settings:
     gpu_kind: str | None = None
     slot_memory: float | None = None
     switch: str = ""
+    as_owner: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class AgentOptions:
         "At SIGTERM, checkpoint the jobs so that they resume elsewhere; otherwise they keep running here", default=False
     )
     switch: str = option("Name of the only switch that the agent may serve", default="", unset="that of its rack")
+    as_owner: bool = option("Run each job as the Unix account with its owner's name; needs root", default=False)
     on_loan: bool = option(
         "End after a lease without contact to the service, so that the node returns to its owner", default=False
     )

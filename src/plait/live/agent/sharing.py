@@ -29,6 +29,7 @@ from plait.live.agent.journal import Key
 from plait.live.layout import job_name
 from plait.live.protocol.wire import Sharing
 from plait.live.system import procs
+from plait.live.system.accounts import in_name_of, job_folder
 from plait.runtime.guest_gate import APART, Neighbours, marks_gpu_stages
 from plait.runtime.page import Page, PageError, Throttled
 from plait.sharing.coordinator import CODEC, State, decide, owes
@@ -147,7 +148,8 @@ class Reports:
             self._seen.pop(key, None)
             self._servers.discard(key)
         for key in here.keys() - self._pages.keys():
-            with contextlib.suppress(PageError, OSError):  # not there yet, or spoilt by its job
+            page = here[key].page
+            with contextlib.suppress(PageError, OSError), in_name_of(job_folder(page.parent)):  # or not there yet
                 self._pages[key] = Page.open(here[key].page, mapped=False)
 
     def page(self, process: GpuProcess) -> Page | None:
@@ -254,7 +256,7 @@ LEASE_S = 3.0
 
 def hold_back(page: Path) -> None:
     """Before a guest starts: it gets nothing until the coordinator has seen it, and pauses if that never happens."""
-    with Page.open(page, mapped=False) as words:
+    with in_name_of(job_folder(page.parent)), Page.open(page, mapped=False) as words:
         words.share, words.share_until = 0.0, time.monotonic() + LEASE_S
 
 

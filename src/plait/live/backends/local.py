@@ -28,7 +28,7 @@ from plait.live.agent.monitor import Gpu, Nvml, cores
 from plait.live.backends.base import COMING, STOP_GRACE_S, UP, BackendNode
 from plait.live.backends.host import AgentHost
 from plait.live.layout import Layout
-from plait.live.system import procs
+from plait.live.system import accounts, procs
 from plait.live.system.procs import Process
 
 if TYPE_CHECKING:
@@ -110,18 +110,21 @@ class LocalBackend:
         slot_memory_gb: float | None = None,
         cpu_slots: int | None = None,
         racks: Callable[[int, int], int] | Mapping[str, int] = lambda node, nodes: 0,
+        as_owner: bool = False,
     ) -> None:
         """Nothing is started yet. `stop_grace_s`: most seconds that jobs get at `stop(jobs=True)`.
 
         `slot_memory_gb`: memory that each CPU slot is declared to have, for jobs that share it; None: not limited.
         `cpu_slots`: jobs without GPUs of one core that one more node has room for; None: there is no such node.
         `racks`: the rack of each node by its name (others: 0), or by its number and the number of nodes.
+        `as_owner`: jobs run as the accounts of their owners.
 
-        Raises InputError if the machine cannot be divided so, or cannot run agents.
+        Raises InputError if the machine cannot be divided so, or cannot run agents, or not with the rights of this one.
         """
         machine = detect()
-        if machine.problem:
-            raise InputError(machine.problem)
+        if problem := machine.problem or (as_owner and accounts.refusal()):
+            raise InputError(problem)
+        self._as_owner = as_owner
         self.layout, self.stop_grace_s = layout, stop_grace_s
         self._slot_memory_gb = slot_memory_gb
         found = divide(machine, nodes, gpus_per_node, cuda)
@@ -176,7 +179,8 @@ class LocalBackend:
 
     def _spawn(self, node: LocalNode) -> None:
         memory = {} if node.cuda is not None else {"slot-memory": self._slot_memory_gb}
-        self._host.spawn(node.name, {**_size(node), **memory})
+        account = {"as-owner": True} if self._as_owner else {}
+        self._host.spawn(node.name, {**_size(node), **memory, **account})
         with contextlib.suppress(OSError):  # a full disk: then the next size is not compared with this one
             procs.write_json(self.layout.node(node.name) / _SIZE, {"gpus": node.gpus, "cuda": node.cuda})
 

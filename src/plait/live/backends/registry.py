@@ -24,6 +24,8 @@ def open_backend(layout: Layout, options: Mapping[str, Any], stop_grace_s: float
     Raises `InputError` for an unknown one or options that it cannot use, `MissingExtra` where its library is missing.
     """
     name = str(options.get("backend") or "local")
+    if name != "local" and options.get("as-owner"):
+        raise InputError(f"--as-owner works with nodes of this machine; with the backend {name} its account runs all")
     factory: Factory | None = OWN.get(name)
     if factory is None:
         found = {entry.name: entry for entry in entry_points(group=GROUP)}
@@ -41,7 +43,7 @@ def _local(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> N
     slot_memory_gb = gigabytes(options, "slot-memory")
     return LocalBackend(
         layout, nodes, gpus, cuda, stop_grace_s=stop_grace_s, slot_memory_gb=slot_memory_gb,
-        cpu_slots=whole(options, "cpu-slots"), racks=racks_of(options),
+        cpu_slots=whole(options, "cpu-slots"), racks=racks_of(options), as_owner=bool(options.get("as-owner")),
     )  # fmt: skip
 
 

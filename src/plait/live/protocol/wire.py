@@ -527,7 +527,7 @@ class Run:
     at once and have the same `merge` (not "") may share a process. `device_bytes` of GPU memory stay from step to step
     in each of its processes, as far as known. `output`: a file to which its output is appended too, "" for none;
     relative to `workdir`. `hung`: another process of its job hangs. `network`: the switch that its ranks may use, or
-    the reason for none; None where the cluster has no network.
+    the reason for none; None where the cluster has no network. `owner`: plait's user, whose account may run it.
     """
 
     job: int
@@ -554,6 +554,7 @@ class Run:
     output: str = ""
     hung: bool = False
     network: NetworkGrant | None = None
+    owner: str = ""
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,7 @@ def _run(ctx: Context, job: JobRecord, attempt: Attempt, index: int, rank: Rank)
         hung=attempt.fault == FAILED and any((one.reason or "").startswith("hung: ") for one in attempt.ranks),
         output=(request.get("output") or "").replace("{job}", job_name(job.number)),
         network=grant_of_ranks(ctx, job, attempt),
+        owner=job.owner,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from plait.core.errors import InputError
 from plait.core.options import declared, option, same
+from plait.live.agent.node import AgentOptions
 from plait.live.backends.base import STOP_GRACE_S, NodeBackend
 from plait.live.backends.registry import open_backend
 from plait.live.layout import FIRST, SECOND, Layout
@@ -127,6 +128,7 @@ class UpOptions:
         "Nodes of a rack, in order of their names", default=None, unset="half of the nodes with leaf-spine, else all",
         least=1,
     )  # fmt: skip
+    as_owner: bool = same(AgentOptions, "as_owner")
     allow_policy: list[str] | None = same(ServiceOptions, "allow_policy")
     may_lose_work: bool = same(ServiceOptions, "may_lose_work")
     pass_env: list[str] | None = option(

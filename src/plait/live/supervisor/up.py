@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import time
@@ -71,9 +72,11 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
         live_policy(given["policy"], given.get("network") != NONE)
     network = _network_given(layout, given)
     refuse_taken_port(given.get("port"), given.get("host"))
-    if make_private(layout.home).stat().st_mode & 0o077:
+    if make_private(layout.home).stat().st_mode & 0o066:
         note(f"other users can look into {layout.home}; close it with: chmod 700 {layout.home}")
     options = {**remembered(layout), **given}
+    if options.get("as-owner"):
+        _close_files(layout)
     if "lost" in given and "lease" not in given:
         options.pop("lease", None)  # by the new one
     lost_s = float(options.get("lost", LOST_S))
@@ -95,6 +98,14 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
                 layout, daemon.KEEPER, "plait.live.supervisor.keeper"
             )  # with the old options, which still hold
         raise
+
+
+def _close_files(layout: Layout) -> None:
+    """Close the present and later files of the home to other accounts, which may enter it for their jobs' folders."""
+    os.umask(0o077)
+    for path in layout.home.iterdir():
+        if path.name != "jobs" and not path.is_symlink():
+            path.chmod(path.stat().st_mode & ~0o077)
 
 
 def _network_given(layout: Layout, given: dict[str, Any]) -> Declared | None:

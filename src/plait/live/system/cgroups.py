@@ -10,12 +10,15 @@ switched on: limits and accounting stay as they are.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from functools import cache
 
 _PREFIX = "plait."
 _REMOVE_S = 1.0
+#: Descriptors of the one group of a process that gave up root's rights: of its processes, and of its freezer.
+_held: list[int] = []
 
 
 @cache
@@ -52,6 +55,21 @@ def make(mark: str) -> str:
     return folder
 
 
+def hold(mark: str) -> None:
+    """Make the group of an attempt and keep it open, as its files will be closed to this process: it gives up root."""
+    if folder := make(mark):
+        with contextlib.suppress(OSError):
+            flags = os.O_WRONLY | os.O_CLOEXEC
+            _held.append(os.open(os.path.join(folder, "cgroup.procs"), flags))
+            _held.append(os.open(os.path.join(folder, "cgroup.freeze"), flags))
+
+
+def drop() -> None:
+    """Close what `hold` has opened: the job has no more of it."""
+    while _held:
+        os.close(_held.pop())
+
+
 def enter(folder: str, pid: int = 0) -> None:
     """Put a process (0: this one), and all that it starts from now on, into the group; does nothing if refused.
 
@@ -60,7 +78,7 @@ def enter(folder: str, pid: int = 0) -> None:
     if not folder:
         return
     with contextlib.suppress(OSError):
-        fd = os.open(os.path.join(folder, "cgroup.procs"), os.O_WRONLY)
+        fd = os.dup(_held[0]) if _held else os.open(os.path.join(folder, "cgroup.procs"), os.O_WRONLY)
         try:
             os.write(fd, str(pid).encode())
         finally:
@@ -71,6 +89,8 @@ def open_freezer(mark: str) -> int:
     """A descriptor at which 1 freezes and 0 thaws the group of an attempt; -1 if it has none with processes in it."""
     folder = _folder(mark)
     try:
+        if len(_held) > 1:
+            return os.dup(_held[1])
         return os.open(os.path.join(folder, "cgroup.freeze"), os.O_WRONLY | os.O_CLOEXEC) if _inside(folder) else -1
     except OSError:  # Linux before 5.2, or not permitted
         return -1
@@ -122,7 +142,7 @@ def _remove(folder: str) -> None:
         while os.path.isdir(below):
             try:
                 os.rmdir(below)
-            except OSError:  # the last one is still going
-                if _inside(below) or time.monotonic() > until:
+            except OSError as error:  # the last one is still going
+                if error.errno in (errno.EACCES, errno.EPERM) or _inside(below) or time.monotonic() > until:
                     return
                 time.sleep(0.01)

@@ -8,7 +8,9 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 from plait.core.errors import InputError
 from plait.live.agent.journal import Key, Remembered
@@ -32,6 +34,7 @@ from plait.live.protocol.wire import (
     Sharing,
 )
 from plait.live.system import cgroups, procs
+from plait.live.system.accounts import in_name_of, job_folder
 from plait.live.system.procs import Process
 from plait.runtime.guest_gate import Neighbours
 from plait.runtime.network import report
@@ -39,6 +42,8 @@ from plait.runtime.network.grant import FILE, NetworkGrant, read_grant, write_gr
 from plait.runtime.network.report import read_report
 from plait.runtime.page import STOP_GRACEFULLY, STOP_NOW
 
+P = ParamSpec("P")
+R = TypeVar("R")
 #: Seconds of the runner beyond the grace before the agent ends everything itself.
 RUNNER_PATIENCE_S = 5.0
 #: A stage that is open for so long and for ten iterations hangs; PLAIT_HANG_S in the job's environment, 0 = never.
@@ -68,7 +73,8 @@ class RankFiles:
             with contextlib.suppress(OSError, InputError):
                 self._version = read_grant(self.grant).version
         if grant.version > self._version:
-            write_grant(self.grant, grant)
+            with in_name_of(job_folder(self._folder)):
+                write_grant(self.grant, grant)
             self._version = grant.version
 
     def exchange(self) -> Exchange | None:
@@ -87,6 +93,17 @@ class RankFiles:
                 float(said.numbers),
             )  # fmt: skip
         return self._exchange
+
+
+def _as_owner(method: Callable[Concatenate[LocalAttempt, P], R]) -> Callable[Concatenate[LocalAttempt, P], R]:
+    """The method, which deals with files of the job, in the name of the account that owns them."""
+
+    @wraps(method)
+    def acting(self: LocalAttempt, /, *args: P.args, **more: P.kwargs) -> R:
+        with in_name_of(job_folder(self.folder)):
+            return method(self, *args, **more)
+
+    return acting
 
 
 @dataclass
@@ -142,6 +159,7 @@ class LocalAttempt:
         """Whether it has a process."""
         return self.state in (RUNNING, STOPPING)
 
+    @_as_owner
     def began(self, process: Process, at_boot_s: float = 0.0) -> None:
         """Its runner is this process since then (CLOCK_BOOTTIME), after it waited; 0: since its start."""
         self.process, self.state = process, RUNNING
@@ -151,6 +169,7 @@ class LocalAttempt:
         self.know(read_claim(self.folder))
         self.page = PageReader(self.folder / "page.bin")
 
+    @_as_owner
     def ended_before(self, known: Remembered) -> None:
         """It was over before this agent began: how long it ran, and how far it came, is in its files."""
         if known.process is not None:
@@ -165,6 +184,7 @@ class LocalAttempt:
         if claim is not None and claim.shared_mark:
             self.shares, self.mark = True, claim.shared_mark
 
+    @_as_owner
     def remember_class(self) -> None:
         """Whether it is a guest by the newest assignment: a guest may have become a host since its start."""
         sharing = (procs.read_json(self.folder / "control.json") or {}).get("sharing")
@@ -204,12 +224,14 @@ class LocalAttempt:
             where = self.page.place() if self.page is not None else "between two stages"
             self.fail(f"ended, as another process of the job hung; it was {where}; its stacks are in the log")
 
+    @_as_owner
     def fail(self, why: str) -> None:
         """End it at once: it has failed, for this reason."""
         with contextlib.suppress(OSError):
             procs.write_json(self.folder / "hung.json", {"reason": why})
         self.stop(0.0, why)
 
+    @_as_owner
     def stop(self, grace_s: float, reason: str | None, *, own: bool = False) -> None:
         """Ask it to end; after `grace_s` seconds it is killed, at once if that is 0. Asking again can only hurry it.
 
@@ -248,14 +270,18 @@ class LocalAttempt:
 
     def collect(self, strays: Callable[[], set[int]], reap: Callable[[], None], lease: Lease | None) -> None:
         """Its runner has ended: find out how, and let nothing of it live on. `lease`: that was over since it began."""
-        end = read_end(self.folder, self.began_boot_s)
+        with in_name_of(job_folder(self.folder)):
+            end = read_end(self.folder, self.began_boot_s)
         if end is None:
             # The runner was killed. Its child got SIGKILL from the kernel; the rest is looked for.
             procs.kill_until_none(lambda: strays() | set(procs.marked(self.mark)), reap)
+            with in_name_of(job_folder(self.folder)):
+                end = read_end(self.folder, self.began_boot_s) or end_of(self._unknown_end(lease), self.began_boot_s)
+        if not self.shares:  # also if its runner was not allowed to, or had no time
             cgroups.remove(self.mark)
-            end = read_end(self.folder, self.began_boot_s) or end_of(self._unknown_end(lease), self.began_boot_s)
         self.merged, code, reason = end.merged, end.exit_code, end.reason
-        own = self.own_stop or (procs.read_json(self.folder / "stop.json") or {}).get("own") is True
+        with in_name_of(job_folder(self.folder)):
+            own = self.own_stop or (procs.read_json(self.folder / "stop.json") or {}).get("own") is True
         if own and code in _TOLD_TO_END:  # not its failure
             code, reason = PREEMPTED, self.stop_reason or reason
         if end.stopped and code not in (None, PREEMPTED) and code >= 0 and not (self.page and self.page.ended):
@@ -307,6 +333,7 @@ class LocalAttempt:
             network=run.network,
         )  # fmt: skip
 
+    @_as_owner
     def seen(self) -> Seen:
         """The report of this process for the service."""
         if self.alive and self.pid == 0:

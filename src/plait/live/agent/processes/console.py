@@ -24,9 +24,11 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from plait.live.protocol.wire import ConsoleAsk, ConsoleReply
 from plait.live.system import procs
+from plait.live.system.accounts import Account, acting_as
 from plait.live.system.procs import Process
 
 #: A console is ended after so many seconds without a request.
@@ -46,8 +48,11 @@ ACTIVE = "console"
 class Console:
     """One program of a user, its output that has not been fetched, and how much of its input came."""
 
-    def __init__(self, ask: ConsoleAsk, env: Mapping[str, str], workdir: str, folder: Path) -> None:
-        """Start the program; raises `OSError`."""
+    def __init__(
+        self, ask: ConsoleAsk, env: Mapping[str, str], workdir: str, folder: Path, account: Account | None = None
+    ) -> None:
+        """Start the program as `account` (None: that of this process); raises `OSError`."""
+        self._account = account
         self.requested_s = time.monotonic()
         self._lock = threading.Lock()
         self._active = folder / ACTIVE
@@ -67,11 +72,17 @@ class Console:
         self._closing = os.eventfd(0)
         # Children of the agent are reaped where they end, so their parent here, a shell, writes the exit code.
         words = ["sh", "-c", f'"$@"; echo $? >/dev/fd/{code}', "sh", *ask.command]
+        rights: dict[str, Any] = {}
+        if account is not None:
+            rights = {"user": account.uid, "group": account.gid, "extra_groups": account.groups, "umask": 0o077}
+            for fd in {*streams, code}:  # which programs open again by their names in /dev
+                os.fchown(fd, account.uid, -1)
         try:
-            started = subprocess.Popen(
-                ["setsid", *(["--ctty"] if ask.term else []), *words], env=env, cwd=workdir, pass_fds=[code],
-                stdin=streams[0], stdout=streams[1], stderr=streams[2],
-            )  # fmt: skip
+            with acting_as(account):  # it enters the working folder before it changes its account
+                started = subprocess.Popen(
+                    ["setsid", *(["--ctty"] if ask.term else []), *words], env=env, cwd=workdir, pass_fds=[code],
+                    stdin=streams[0], stdout=streams[1], stderr=streams[2], **rights,
+                )  # fmt: skip
         except OSError:
             self._close()
             raise
@@ -129,7 +140,7 @@ class Console:
             self._more.wait_for(lambda: self._output or self._over, wait_s)
             output, over = self._output[:PART], self._over and len(self._output) <= PART
         if given or output:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), acting_as(self._account):
                 self._active.touch()
         code = self._exit_code(wait_s) if over else None
         return ConsoleReply(base64.b64encode(output).decode(), self._start, self._taken, code)
@@ -193,11 +204,13 @@ class Consoles:
             return {one.process.pid for one in self._consoles.values() if one.process is not None}
 
     def answer(
-        self, ask: ConsoleAsk, env: Mapping[str, str], workdir: str, folder: Path, wait_s: float = ECHO_S
-    ) -> ConsoleReply:
+        self, ask: ConsoleAsk, env: Mapping[str, str], workdir: str, folder: Path, wait_s: float = ECHO_S,
+        account: Account | None = None,
+    ) -> ConsoleReply:  # fmt: skip
         """Answer a request, the first of which starts the program; raises `OSError`, `LookupError`.
 
-        `env` is of no use to requests without a command; `wait_s`: the answer waits so long for output.
+        `env` is of no use to requests without a command; `wait_s`: the answer waits so long for output; `account`: as
+        which the program runs, None: that of this process.
         """
         with self._lock:
             console = self._consoles.get(ask.name)
@@ -210,7 +223,7 @@ class Consoles:
                     self._forget_ended()
                 if len(self._consoles) >= MOST:
                     raise OSError(f"{MOST} consoles are open on this node; close some")
-                console = self._consoles[ask.name] = Console(ask, env, workdir, folder)
+                console = self._consoles[ask.name] = Console(ask, env, workdir, folder, account)
         return console.answer(ask, wait_s)
 
     def _forget_ended(self) -> None:

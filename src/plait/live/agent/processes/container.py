@@ -8,7 +8,6 @@ namespace of the node, so that a stop, a kill and the look for what an attempt l
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,12 +29,13 @@ def engine(path: str | None = None) -> str | None:
 
 def inside(
     image: str, argv: Sequence[str], env: Mapping[str, str], *, folders: Sequence[Path], readable: Sequence[Path],
-    workdir: str, gpus: bool, memory_bytes: float = 0.0,
+    workdir: str, gpus: bool, ids: tuple[int, int], memory_bytes: float = 0.0,
 ) -> list[str]:  # fmt: skip
     """The command that runs `argv` in `image`, with `folders` at the same places (`readable` ones read-only).
 
     `env` are the variables of the job: only their names appear in the command. `gpus`: the job has some; which is in
-    CUDA_VISIBLE_DEVICES. Raises `InputError` where nothing here can run containers.
+    CUDA_VISIBLE_DEVICES. `ids`: numbers of the user and group that run it. Raises `InputError` where nothing here can
+    run containers.
     """
     found = engine()
     if found is None:
@@ -45,7 +45,7 @@ def inside(
         )
     if Path(found).name in ("apptainer", "singularity"):
         return _apptainer(found, image, argv, folders, readable, workdir, gpus)
-    return _oci(found, image, argv, env, folders, readable, workdir, gpus, memory_bytes)
+    return _oci(found, image, argv, env, folders, readable, workdir, gpus, ids, memory_bytes)
 
 
 def _apptainer(
@@ -63,11 +63,11 @@ def _apptainer(
 
 def _oci(
     found: str, image: str, argv: Sequence[str], env: Mapping[str, str], folders: Sequence[Path],
-    readable: Sequence[Path], workdir: str, gpus: bool, memory_bytes: float,
+    readable: Sequence[Path], workdir: str, gpus: bool, ids: tuple[int, int], memory_bytes: float,
 ) -> list[str]:  # fmt: skip
     podman = Path(found).name == "podman"
     words = [found, "run", "--rm", "--network", "host", "--pid", "host", "--ipc", "host"]
-    uid, gid = os.getuid(), os.getgid()
+    uid, gid = ids
     if podman and uid:
         words += ["--userns", "keep-id"]
     words += ["--user", f"{uid}:{gid}"]

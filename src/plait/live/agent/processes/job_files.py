@@ -10,6 +10,7 @@ from pathlib import Path
 
 from plait.live.protocol.validation import sane_code, sane_text
 from plait.live.system import procs
+from plait.live.system.accounts import in_name_of, job_folder, owner_of, process_owner
 from plait.live.system.procs import Process
 
 #: The largest pid of Linux, and ticks since boot.
@@ -26,8 +27,9 @@ class Claim:
 
 
 def read_claim(folder: Path) -> Claim | None:
-    """Read runner.json; None if there is none, or an invalid one."""
-    data = procs.read_json(folder / "runner.json") or {}
+    """Read runner.json; None if there is none, or an invalid one, as of a process of another account."""
+    with in_name_of(job_folder(folder)):
+        data = procs.read_json(folder / "runner.json") or {}
     pid, start_time, boot = (
         _whole(data.get("pid"), _MOST_PID),
         _whole(data.get("start_time"), _MOST_TICKS),
@@ -35,6 +37,9 @@ def read_claim(folder: Path) -> Claim | None:
     )
     if pid < 2 or start_time < 0 or not isinstance(boot, str):
         return None
+    owner = owner_of(job_folder(folder))
+    if owner is not None and process_owner(pid) not in (None, owner.uid):
+        return None  # the job would have it stopped in its place
     mark = data.get("mark")
     shared = mark if data.get("merged") and isinstance(mark, str) else ""
     return Claim(Process(pid, start_time, boot[:100]), max(_whole(data.get("child"), _MOST_PID), 0), shared[:200])

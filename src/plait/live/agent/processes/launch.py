@@ -12,18 +12,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from plait.core.errors import InputError
 from plait.live.agent.lease import NodeLease
 from plait.live.agent.processes import container
 from plait.live.agent.processes.node_environment import node_environment, passed
 from plait.live.agent.processes.runner import HELD_BACK
 from plait.live.layout import Layout, job_name, job_number, make_private
 from plait.live.protocol.wire import Run
-from plait.live.system import procs
+from plait.live.system import accounts, procs
+from plait.live.system.accounts import Account
 from plait.runtime.command_line import parse_script
 from plait.runtime.network.grant import FILE, VARIABLE, write_grant
 from plait.runtime.page import Page
 
 _PLAIT = Path(__file__).resolve().parents[3]
+_PROCESSES = "plait.live.agent.processes"
 #: A folder whose sitecustomize hooks torch when a job imports it.
 HOOK = _PLAIT / "training" / "hook"
 #: torch's profiler logs its starts and stops on the job's standard error; this level is above all of its messages.
@@ -51,13 +54,18 @@ def key_of(layout: Layout, mark: str) -> tuple[int, int, int] | None:
     return key if mark_of(layout, *key) == mark else None
 
 
-def environment(run: Run, layout: Layout, cuda: list[int] | None, threads: int) -> dict[str, str]:
+def environment(
+    run: Run, layout: Layout, cuda: list[int] | None, threads: int, account: Account | None = None
+) -> dict[str, str]:
     """All variables of the job's process: the node's (`node_environment`), the user's, then the fixed ones.
 
     `cuda` maps the node's GPU numbers to the machine's; None = CPU slots, of `threads` threads each unless the user
-    sets another number.
+    sets another number. `account`: which runs it, None: that of this process.
     """
     env = node_environment(os.environ, passed(layout.home, os.environ))
+    if account is not None:
+        env.pop("TMPDIR", None)
+        env |= account.variables
     env |= (
         {"PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": QUIET}
         | ({"OMP_NUM_THREADS": str(threads)} if cuda is None else {})
@@ -113,14 +121,25 @@ def meeting_port_taken(run: Run) -> bool:
     return False
 
 
-def prepare(run: Run, layout: Layout) -> Path:
-    """The folder of this rank with its page; raises OSError if the disk refuses."""
-    for folder in (layout.job(run.job), layout.job(run.job) / "checkpoints"):
-        make_private(folder)
-    folder = make_private(layout.rank(run.job, run.epoch, run.rank))
-    Page.create(folder / "page.bin").close()
-    if run.network is not None:
-        write_grant(folder / FILE, run.network)
+def prepare(run: Run, layout: Layout, account: Account | None = None) -> Path:
+    """The folder of this rank with its page, of `account` (None: of this process's).
+
+    Raises OSError if the disk refuses, `InputError` if the account cannot run it.
+    """
+    job = make_private(layout.job(run.job))
+    if account is not None:
+        accounts.give(job, account)
+        accounts.check_reach(account, [job, _PLAIT / "__init__.py", Path(sys.executable).resolve()])
+    elif (owner := accounts.owner_of(job)) is not None:
+        raise InputError(
+            f"{job} belongs to {owner.name}, as which its job ran before; start again: plait up --as-owner"
+        )
+    with accounts.acting_as(account):
+        make_private(job / "checkpoints")
+        folder = make_private(layout.rank(run.job, run.epoch, run.rank))
+        Page.create(folder / "page.bin").close()
+        if run.network is not None:
+            write_grant(folder / FILE, run.network)
     return folder
 
 
@@ -155,6 +174,7 @@ def spawn_host(runs: list[Run], layout: Layout, envs: list[dict[str, str]], leas
 
 def _task(run: Run, layout: Layout, env: dict[str, str], lease: NodeLease) -> dict[str, Any]:
     """The task of a runner, see `runner.Task`; raises `InputError` for a container that cannot run here."""
+    account = accounts.owner_of(layout.job(run.job))
     image, argv, workdir = env.get(container.VARIABLE), run.argv, run.workdir or str(layout.job(run.job))
     env = {name: value for name, value in env.items() if name != container.VARIABLE}
     if image:
@@ -162,6 +182,7 @@ def _task(run: Run, layout: Layout, env: dict[str, str], lease: NodeLease) -> di
         argv = container.inside(
             image, argv, env, folders=list(dict.fromkeys(folders)), readable=[_PLAIT], workdir=workdir,
             gpus=bool(env["CUDA_VISIBLE_DEVICES"]), memory_bytes=run.memory_bytes,
+            ids=(account.uid, account.gid) if account is not None else (os.getuid(), os.getgid()),
         )  # fmt: skip
     return {
         "folder": str(layout.rank(run.job, run.epoch, run.rank)),
@@ -186,7 +207,8 @@ def spawn_successor(run: Run, layout: Layout, env: dict[str, str], lease: NodeLe
     Returns its pid, the descriptor for the task of the attempt, and the one that is readable once the process is ready.
     """
     task = task_of(run, layout, env, lease) + b"\n"
-    log = make_private(layout.rank(run.job, run.epoch, run.rank)) / "runner.log"
+    with accounts.in_name_of(layout.job(run.job)):
+        log = make_private(layout.rank(run.job, run.epoch, run.rank)) / "runner.log"
     report, ready = os.pipe2(os.O_CLOEXEC)
     try:
         pid, write = _start_runner("successor_runner", log, env[procs.MARK], lease, ready)
@@ -216,21 +238,33 @@ def _spawn(kind: str, task: dict[str, Any], folder: Path, mark: str, lease: Node
 
 
 def _start_runner(kind: str, log: Path, mark: str, lease: NodeLease, third: int = -1) -> tuple[int, int]:
-    """Start a module of this package; its pid, and a descriptor for its standard input. `third`: its descriptor 3."""
+    """Start a module of this package; its pid, and a descriptor for its standard input. `third`: its descriptor 3.
+
+    It has the account to which the job's folder belongs, of which `launcher` makes it.
+    """
+    account = accounts.owner_of(accounts.job_folder(log.parent))
+    program = [f"{_PROCESSES}.{kind}"] if account is None else [f"{_PROCESSES}.launcher", str(account.uid), kind]
     own = {
         "PATH": os.defpath, "LC_ALL": "C.UTF-8", "PYTHONPATH": str(_PLAIT.parent),
         procs.MARK: mark, LEASE_VARIABLE: str(lease.path),
     }  # fmt: skip
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
+        with accounts.acting_as(account):
+            errors = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError:
+        os.close(read)
+        os.close(write)
+        raise
+    try:
         pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, "-S", "-P", "-m", f"plait.live.agent.processes.{kind}"],
+            [sys.executable, "-S", "-P", "-m", *program],
             own,
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, read, 0),
                 (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 2, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+                (os.POSIX_SPAWN_DUP2, errors, 2),
                 *([(os.POSIX_SPAWN_DUP2, third, 3)] if third >= 0 else []),
             ],
             setsid=True,
@@ -241,6 +275,7 @@ def _start_runner(kind: str, log: Path, mark: str, lease: NodeLease, third: int 
         raise
     finally:
         os.close(read)
+        os.close(errors)
     return pid, write
 
 

@@ -30,10 +30,11 @@ from plait.live.agent.processes.job_files import read_claim
 from plait.live.agent.processes.runner import EXIT_BYTES
 from plait.live.agent.processes.successor import Successor
 from plait.live.agent.sharing import Coordinator, hold_back, neighbours
-from plait.live.layout import Layout
+from plait.live.layout import Layout, make_private
 from plait.live.protocol.leases import LEASE_SHARE, LOST_S
 from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, GroupInfo, Run
 from plait.live.system import procs
+from plait.live.system.accounts import Account, in_name_of, job_folder, open_to_all
 from plait.live.system.procs import Process
 from plait.runtime.guest_gate import Neighbours
 
@@ -66,6 +67,9 @@ class ProcessManager:
         self._threads = max(1, int(self.monitor.node.cpus // max(1, settings.gpus)))
         self.gates = Gates(layout, settings.node, self.log)
         self.journal = Journal(self.folder / "journal.jsonl")
+        if settings.as_owner:  # accounts pass through to their jobs' folders, and to the files in shared memory
+            for folder in (layout.home, layout.home / "jobs", layout.lease(settings.node).parent, layout.gates.parent):
+                open_to_all(make_private(folder))
         self.lease = NodeLease.of(layout.lease(settings.node), LEASE_SHARE * LOST_S)
         self.coordinator = Coordinator(self.folder / "sharing.json", self.monitor.node.gpu_memory_bytes, self.log)
         self.switch = SwitchHost(layout, settings.node, settings.switch, self.log, changed)
@@ -254,12 +258,13 @@ class ProcessManager:
     def _spawn(self, attempts: list[LocalAttempt]) -> Process | None:
         envs = []
         for attempt in attempts:
-            folder = launch.prepare(attempt.run, self.layout)
+            account = self.account(attempt.run)
+            folder = launch.prepare(attempt.run, self.layout, account)
             if attempt.run.group.guest:
                 hold_back(folder / "page.bin")
             attempt.group_version = None
             self.gates.tell(attempt)
-            envs.append(launch.environment(attempt.run, self.layout, self.settings.cuda, self._threads))
+            envs.append(self.environment(attempt.run))
             attempt.mark, attempt.shares = envs[-1][procs.MARK], False  # an earlier try may have been with others
         if len(attempts) == 1:
             begun = self._begin_successor(attempts[0].run, envs[0])
@@ -269,6 +274,14 @@ class ProcessManager:
             attempt.shares, attempt.mark = True, envs[0][procs.MARK]
         return process
 
+    def account(self, run: Run) -> Account | None:
+        """The account that runs a job, None for that of this agent; raises `InputError` if there is none."""
+        return Account.of_owner(run.owner) if self.settings.as_owner else None
+
+    def environment(self, run: Run) -> dict[str, str]:
+        """All variables of a process of a job; raises `InputError` if it has no account."""
+        return launch.environment(run, self.layout, self.settings.cuda, self._threads, self.account(run))
+
     def _start_beside(self, runs: list[Run]) -> None:
         """Start the successors of running attempts, and end successors that no attempt needs."""
         wanted = {(run.job, run.epoch, run.rank): run for run in runs}
@@ -276,7 +289,7 @@ class ProcessManager:
         for key in self.successors.keys() - wanted.keys() - begin:
             self._drop_successor(self.successors.pop(key))
         for key in wanted.keys() - self.successors.keys() - self.attempts.keys():
-            env = launch.environment(wanted[key], self.layout, self.settings.cuda, self._threads)
+            env = self.environment(wanted[key])
             self.successors[key] = successor = Successor.start(wanted[key], self.layout, env, self.lease)
             if successor.report >= 0:
                 self.selector.register(successor.report, selectors.EVENT_READ, successor)
@@ -436,8 +449,9 @@ def _lacks_room(folder: Path) -> bool:
     """Whether a runner cannot claim the folder because the disk, or something else that it shares, is full."""
     probe = folder / "room"
     try:
-        probe.write_bytes(bytes(2 * EXIT_BYTES))
-        probe.unlink()
+        with in_name_of(job_folder(folder)):
+            probe.write_bytes(bytes(2 * EXIT_BYTES))
+            probe.unlink()
     except OSError as error:
         return error.errno in _PASSING
     return False

@@ -233,6 +233,7 @@ class Runner:
         self.child = os.fork()
         if self.child == 0:
             cgroups.enter(group)
+            cgroups.drop()
             self._become(runner, output, report)
         os.close(output)
         os.close(report)
@@ -261,6 +262,7 @@ class Runner:
             procs.prctl(procs.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != runner:  # it died before the line above
                 os._exit(1)
+            procs.prctl(procs.PR_SET_DUMPABLE, 1)  # its files in /proc are its own, also if it has just given up root
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP,
                            signal.SIGPIPE, signal.SIGXFSZ):  # fmt: skip
@@ -509,6 +511,8 @@ def _clear_way(folder: str) -> None:
     odd = f".odd-{time.time_ns()}"
     with contextlib.suppress(OSError):
         for above in [*reversed(path.parents[:4]), path]:  # from the folder of all jobs on
+            if above == path.parents[3] and above.is_dir() and above.stat().st_uid != os.geteuid():
+                continue  # of root, and this runner is of another account
             if os.path.lexists(above) and not above.is_dir():
                 above.rename(above.with_name(above.name + odd))
             above.mkdir(mode=0o700, exist_ok=True)

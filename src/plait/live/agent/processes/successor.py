@@ -16,6 +16,7 @@ from plait.live.agent.processes import launch
 from plait.live.layout import Layout
 from plait.live.protocol.wire import Run
 from plait.live.system import procs
+from plait.live.system.accounts import in_name_of
 from plait.live.system.procs import Process
 from plait.runtime.command_line import START_FILE
 
@@ -48,7 +49,8 @@ class Successor:
         command starts, and keeps the script from beginning.
         """
         successor = cls(run, env)
-        started = procs.read_json(layout.job(run.job) / START_FILE) or {}
+        with in_name_of(layout.job(run.job)):
+            started = procs.read_json(layout.job(run.job) / START_FILE) or {}
         if started.get("argv") == run.argv and not run.group.guest:
             with contextlib.suppress(OSError, ValueError):
                 pid, successor.task, successor.report = launch.spawn_successor(run, layout, env, lease)

@@ -13,20 +13,35 @@ from typing import Any
 import numpy as np
 
 from plait.control.controller import Controller
+from plait.core.goodput import THETA, Estimate
 from plait.core.jobs import Phase
 from plait.core.plan import NodeReservation
 from plait.core.policy import Preempts
 from plait.core.resources import Resource
 from plait.core.words import counted, duration
+from plait.goodput.batch import best_batch
+from plait.goodput.fitness import ladder
+from plait.goodput.fixed_batch import UNIT
+from plait.goodput.jobs import GoodputJobs
+from plait.goodput.throughput import replica_cap
 from plait.live.api.cluster import ReservationRow
-from plait.live.api.explain import Blocker, Explanation, FairShare, GpuOfJob, LastStop, PreemptionRisk, StageTime
+from plait.live.api.explain import (
+    Blocker,
+    Explanation,
+    FairShare,
+    GpuOfJob,
+    LastStop,
+    PreemptionRisk,
+    SizeOption,
+    SizeOptions,
+    StageTime,
+)
 from plait.live.api.jobs import Stops
 from plait.live.layout import job_name
 from plait.live.protocol.requests import limits_of
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.explain import guests, views
-from plait.live.scheduler.explain.size_options import sizes
-from plait.live.scheduler.measured import kept, stop_fields, work_of
+from plait.live.scheduler.measured import kept, row_of, stop_fields, work_of
 from plait.live.scheduler.network.shown import of_attempt
 from plait.live.scheduler.records.attempts import Attempt, JobRecord
 from plait.live.scheduler.records.event_words import stop_in_words
@@ -35,7 +50,10 @@ from plait.placement.reserved_nodes import barred_from
 from plait.policies.fair_share import half_life_s, used
 from plait.policies.kinds import LEVELS
 from plait.policies.predicted import predicted_of
+from plait.policies.sizing.pools import goodput_jobs
 
+#: Sizes that are shown at most.
+MOST_SIZES = 12
 #: Blockers that are named at most.
 BLOCKERS = 8
 
@@ -342,3 +360,41 @@ def _in_the_way(ctx: Context, one: NodeReservation, now_s: float) -> Iterator[Jo
 def _current(ctx: Context, now_s: float) -> list[NodeReservation]:
     known = () if ctx.state.controller is None else ctx.state.controller.reserved
     return [one for one in known if one.until_s > now_s]
+
+
+def sizes(ctx: Context, job: JobRecord) -> SizeOptions | None:
+    """Goodput and batch on each size of the ladder that the job may have, none without a fit, and its bounds now.
+
+    Of an elastic job with a fixed batch: iterations a second, by what it measured or else the prior, and batch 0. None
+    for a job of one size.
+    """
+    limits, controller = limits_of(job.request), ctx.state.controller
+    if controller is None:
+        return None
+    row = row_of(ctx, job)
+    known = row[Estimate.PROFILED_GPUS]
+    profiled = 0 if math.isnan(known) else int(known)
+    asked = int(job.request.get("gpus") or 1)
+    least, most = (int(job.request.get(name) or asked) for name in ("min_gpus", "max_gpus"))
+    if limits is None and least == most:
+        return None
+    cap = 2 * max(profiled, asked) if limits is None else int(replica_cap(profiled, limits.most, limits.least_local))
+    cap = max(cap, least)
+    until_s = controller.plan.valid_until_s
+    out = SizeOptions(profiled, min(cap, most), [], max(0.0, until_s - ctx.now_s) if math.isfinite(until_s) else None)
+    if not job.admitted or (limits is not None and np.isnan(row[:THETA]).any()):
+        return out
+    per_node = max((n.info.gpus for n in ctx.state.nodes.values() if n.info), default=1)
+    nodes = max(-(-controller.cluster.gpus_up // per_node), 1)
+    configs = [(n, k) for n, k in ladder(per_node, nodes, most).tolist() if k >= least][:MOST_SIZES]
+    if not configs:
+        return out
+    table = controller.view().jobs.subset(np.array([job.number]))
+    best = best_batch(goodput_jobs(table, per_node) if limits is None else GoodputJobs.of(table), *np.array(configs).T)
+    for i, (n, k) in enumerate(configs):
+        local, passes, value = int(best.local[0, i]), int(best.passes[0, i]), float(best.goodput[0, i])
+        if local and limits is None:
+            out.at.append(SizeOption(n, k, 0, value / UNIT))
+        elif local:
+            out.at.append(SizeOption(n, k, k * local * (passes + 1), value))
+    return out
