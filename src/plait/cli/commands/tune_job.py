@@ -170,8 +170,13 @@ class JobSearch:
 
     def _read(self, trial: JobTrial) -> None:
         """Report the metrics of whole new lines; each is a step, so trials are compared by how often they printed."""
+        from plait.live.client.client import Refused
+
         while True:
-            part = self._service.logs(trial.job, offset=trial.offset)
+            try:
+                part = self._service.logs(trial.job, offset=trial.offset)
+            except Refused:  # it has not written a log yet
+                return
             trial.offset, text = part.next, trial.rest + part.text
             whole, _, trial.rest = text.rpartition("\n")
             for found in self._line.finditer(whole):
