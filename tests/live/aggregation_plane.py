@@ -14,6 +14,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from plait.runtime.network.grant import NetworkGrant
 from plait.testing.dataplane import Dataplane
 
@@ -181,3 +183,14 @@ def check_aggregated(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         report = rank["report"]
         assert report["aggregated"] > 0.5 * (report["aggregated"] + sum(report["fallback"].values())), report
+
+
+def alone(folder: Path, seed: int, steps: int) -> dict[str, Any]:
+    """The training of `scripts/aggregated_job.py` by gloo, undisturbed: its weights."""
+    base = {k: v for k, v in os.environ.items() if not k.startswith("PLAIT_")}
+    base |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(SCRIPT.with_name("aggregated_job.py")), str(folder), str(seed), str(steps), "0"]
+    ranks = [subprocess.Popen(command, env={**base, "RANK": str(rank)}) for rank in (0, 1)]
+    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    found: dict[str, Any] = torch.load(folder / f"alone-{seed}-r0.pt")
+    return found

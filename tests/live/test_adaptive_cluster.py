@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
+from adaptive_world import LIMITS, Outcome, Paced, losses_of_fixed, samples_of, serve
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytest.importorskip("torch", reason="the jobs are real training: needs the extra [torch]")
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
-]
+from plait.core.goodput import THETA, Estimate
+from plait.live.layout import Layout
+from plait.testing import leaks
 
-from adaptive_world import LIMITS, Outcome, Paced, losses_of_fixed, samples_of, serve  # noqa: E402
-
-from plait.core.goodput import THETA, Estimate  # noqa: E402
-from plait.live.layout import Layout  # noqa: E402
-from plait.testing import leaks  # noqa: E402
+pytestmark = pytest.mark.engines
 
 SAMPLES = 512
 

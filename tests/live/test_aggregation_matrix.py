@@ -11,9 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 from aggregation_plane import MODES, Plane, RankHost, Run, check_aggregated, check_alike
 
 from plait.core.errors import InputError

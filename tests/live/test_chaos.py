@@ -24,23 +24,18 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytest.importorskip("torch", reason="the jobs are real training: needs the extra [torch]")
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
-]
-
-from plait.core.errors import PlaitError  # noqa: E402
-from plait.live.scheduler.state import State  # noqa: E402
-from plait.live.store import Store  # noqa: E402
-from plait.outlook.log_replay import LoggedEntry, replay, stored_rows  # noqa: E402
-from plait.testing import (  # noqa: E402
+from plait.core.errors import PlaitError
+from plait.live.scheduler.state import State
+from plait.live.store import Store
+from plait.outlook.log_replay import LoggedEntry, replay, stored_rows
+from plait.testing import (
     Chaos,
     Cluster,
     leaks,
     plan_faults,
 )
+
+pytestmark = pytest.mark.engines
 
 SCRIPT = Path(__file__).parent / "scripts" / "chaos_job.py"
 #: A line about how far it is so often, seconds.

@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import os
 import stat
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
-
-from plait.core.errors import InputError  # noqa: E402
-from plait.live.agent.lease import Lease, NodeLease  # noqa: E402
-from plait.live.agent.processes import container, launch  # noqa: E402
-from plait.live.layout import Layout  # noqa: E402
-from plait.live.protocol.wire import GroupInfo, Run  # noqa: E402
-from plait.live.system import procs  # noqa: E402
+from plait.core.errors import InputError
+from plait.live.agent.lease import Lease, NodeLease
+from plait.live.agent.processes import container, launch
+from plait.live.layout import Layout
+from plait.live.protocol.wire import GroupInfo, Run
+from plait.live.system import procs
 
 #: Notes its arguments, then runs what follows the image, as the real ones do.
 FAKE = """#!/bin/sh

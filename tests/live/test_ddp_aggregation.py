@@ -9,13 +9,9 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-
 from aggregation_plane import Plane, RankHost, Run, check_aggregated, check_alike, free_port
 
 from plait.core.errors import InputError
@@ -24,16 +20,6 @@ from plait.runtime.network.report import NetworkReport, read_report
 from plait.training.collectives.network import OWN_HOOK
 from sampling import THOROUGH
 
-PAYLOAD, AGGREGATORS = 256, 512
-MODES = {
-    "dedicated": "switchml",
-    "shared_hash": "esa",
-    "shared_cycle": "atp",
-    "hybrid_region": "inalloc",
-    "hybrid_modulo": "inalloc",
-}
-SCRIPT = Path(__file__).parent / "scripts" / "ddp_ranks.py"
-_numbers = count(1)
 thorough = pytest.mark.skipif(not THOROUGH, reason="many processes; PLAIT_SLOW=1 runs them")
 
 

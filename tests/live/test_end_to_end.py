@@ -9,13 +9,9 @@ import sys
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux")
-
-
-from plait.live.supervisor import daemon, keeper  # noqa: E402
-from plait.live.supervisor.down import job_processes  # noqa: E402
-from plait.live.supervisor.services import service_process  # noqa: E402
+from plait.live.supervisor import daemon, keeper
+from plait.live.supervisor.down import job_processes
+from plait.live.supervisor.services import service_process
 
 HELLO = (
     "import os; print('hello from rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ['GREETING'])"

@@ -13,14 +13,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
-]
+from plait.live.client.client import FINAL
+from plait.testing.cluster import Cluster
 
-from plait.live.client.client import FINAL  # noqa: E402
-from plait.testing.cluster import Cluster  # noqa: E402
+pytestmark = pytest.mark.engines
 
 PLAIT = (sys.executable, "-c", "import sys; sys.argv[0] = 'plait'; from plait.cli import main; main()")
 #: Serves what Jupyter would: a page for those that have the token.

@@ -17,22 +17,18 @@ from urllib.parse import urlsplit
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
-]
+from plait.live.backends.local import LocalBackend
+from plait.live.client.client import Client
+from plait.live.discovery import records
+from plait.live.layout import Layout, make_private
+from plait.live.protocol.wire import NodeInfo, Observed, to_json
+from plait.live.store import Store
+from plait.live.supervisor.services import process_of, processes
+from plait.live.system import procs
+from plait.outlook.log_replay import replay, stored_rows
+from plait.testing import leaks
 
-from plait.live.backends.local import LocalBackend  # noqa: E402
-from plait.live.client.client import Client  # noqa: E402
-from plait.live.discovery import records  # noqa: E402
-from plait.live.layout import Layout, make_private  # noqa: E402
-from plait.live.protocol.wire import NodeInfo, Observed, to_json  # noqa: E402
-from plait.live.store import Store  # noqa: E402
-from plait.live.supervisor.services import process_of, processes  # noqa: E402
-from plait.live.system import procs  # noqa: E402
-from plait.outlook.log_replay import replay, stored_rows  # noqa: E402
-from plait.testing import leaks  # noqa: E402
+pytestmark = pytest.mark.engines
 
 #: Nothing here takes so long on any machine.
 PATIENCE_S = 120.0

@@ -13,18 +13,14 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
-]
+from plait.live.api.jobs import Neighbour
+from plait.live.store import Store
+from plait.live.system import procs
+from plait.outlook.log_replay import replay, stored_rows
+from plait.runtime.page import Page
+from plait.testing import Cluster, leaks
 
-from plait.live.api.jobs import Neighbour  # noqa: E402
-from plait.live.store import Store  # noqa: E402
-from plait.live.system import procs  # noqa: E402
-from plait.outlook.log_replay import replay, stored_rows  # noqa: E402
-from plait.runtime.page import Page  # noqa: E402
-from plait.testing import Cluster, leaks  # noqa: E402
+pytestmark = pytest.mark.engines
 
 SCRIPT = Path(__file__).parent / "scripts" / "page_job.py"
 SHARED = {"cpu": 0.008, "gpu": 0.002}

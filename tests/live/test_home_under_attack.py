@@ -8,24 +8,18 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from cluster_shell import PLAIT, Shell
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
-]
+from plait.live.supervisor import daemon
+from plait.live.supervisor.services import service_process, unnamed_processes
+from plait.live.system.procs import Process
 
-from cluster_shell import PLAIT, Shell  # noqa: E402
-
-from plait.live.supervisor import daemon  # noqa: E402
-from plait.live.supervisor.services import service_process, unnamed_processes  # noqa: E402
-from plait.live.system.procs import Process  # noqa: E402
+pytestmark = pytest.mark.engines
 
 UP = ("--nodes", 1, "--gpus-per-node", 2, "--fake", "--policy", "fifo", "--round", 0.2, "--lost", 15)
 #: Cut bodies and connections: more than those that restarted a running job three times and leaked all descriptors.

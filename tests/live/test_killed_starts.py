@@ -16,18 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cluster_shell import PLAIT, Shell
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
-]
+from plait.live.system import modules
+from plait.live.system.procs import Process
+from plait.testing.cluster import workers
 
-from cluster_shell import PLAIT, Shell  # noqa: E402
-
-from plait.live.system import modules  # noqa: E402
-from plait.live.system.procs import Process  # noqa: E402
-from plait.testing.cluster import workers  # noqa: E402
+pytestmark = pytest.mark.engines
 
 ROUNDS = 20 if os.environ.get("PLAIT_SLOW") == "1" else 4
 SEED = int(os.environ.get("CHAOS_SEED", "1"))

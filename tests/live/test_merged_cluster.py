@@ -14,17 +14,12 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytest.importorskip("torch", reason="the jobs are real training: needs the extra [torch]")
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
-]
+from plait.live.store import Store
+from plait.live.system import procs
+from plait.outlook.log_replay import replay, stored_rows
+from plait.testing import Cluster, leaks
 
-from plait.live.store import Store  # noqa: E402
-from plait.live.system import procs  # noqa: E402
-from plait.outlook.log_replay import replay, stored_rows  # noqa: E402
-from plait.testing import Cluster, leaks  # noqa: E402
+pytestmark = pytest.mark.engines
 
 SCRIPT = Path(__file__).parent / "scripts" / "chaos_job.py"
 PROFILES = [{"storage": 0.01, "cpu": 0.03, "gpu": 0.01}, {"cpu": 0.01, "gpu": 0.03, "network": 0.01}]

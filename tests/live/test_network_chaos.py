@@ -7,27 +7,21 @@ PLAIT_SLOW=1 takes 50 faults, not 4; CHAOS_SEED is the plan of faults.
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch
+from aggregation_plane import alone
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytest.importorskip("numba", reason="a switch without compiled kernels takes minutes to start: needs the extra [sim]")
-torch = pytest.importorskip("torch", reason="the jobs are real training: needs the extra [torch]")
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
-]
+from plait.core.errors import PlaitError
+from plait.live.api.jobs import JobRow
+from plait.live.store import Store
+from plait.outlook.log_replay import replay, stored_rows
+from plait.testing import Chaos, Cluster, Kind, leaks, plan_faults
 
-from plait.core.errors import PlaitError  # noqa: E402
-from plait.live.api.jobs import JobRow  # noqa: E402
-from plait.live.store import Store  # noqa: E402
-from plait.outlook.log_replay import replay, stored_rows  # noqa: E402
-from plait.testing import Chaos, Cluster, Kind, leaks, plan_faults  # noqa: E402
+pytestmark = pytest.mark.engines
 
 SCRIPT = Path(__file__).parent / "scripts" / "aggregated_job.py"
 SEED, SLOW = int(os.environ.get("CHAOS_SEED", "1")), os.environ.get("PLAIT_SLOW") == "1"
@@ -71,7 +65,7 @@ def test_trainings_survive_the_death_of_everything_that_adds_them_up(tmp_path: P
         ranks = [torch.load(path) for path in sorted(out.glob(f"j-{seed}-{seed}-r*.pt"))]
         assert len(ranks) == 2
         assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
-        right = _alone(tmp_path, seed)
+        right = alone(tmp_path, seed, STEPS)
         assert float((ranks[0]["weights"] - right["weights"]).abs().max()) < ROUNDING
         assert abs(ranks[0]["loss"] - right["loss"]) < 1e-5
 
@@ -90,17 +84,3 @@ def _jobs(cluster: Cluster) -> list[JobRow] | None:
             return client.jobs(limit=100)
     except PlaitError:
         return None
-
-
-def _alone(folder: Path, seed: int) -> dict[str, object]:
-    """The same training by gloo, undisturbed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    base = {k: v for k, v in os.environ.items() if not k.startswith("PLAIT_")}
-    base |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), str(folder), str(seed), str(STEPS), "0"]
-    ranks = [subprocess.Popen(command, env={**base, "RANK": str(rank)}) for rank in (0, 1)]
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
-    found: dict[str, object] = torch.load(folder / f"alone-{seed}-r0.pt")
-    return found

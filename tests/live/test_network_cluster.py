@@ -12,18 +12,13 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytest.importorskip("numba", reason="a switch without compiled kernels takes minutes to start: needs the extra [sim]")
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
-]
+from plait.live.api.cluster import NetworkJob
+from plait.live.client.client import Client
+from plait.runtime.network.grant import NetworkGrant, read_grant
+from plait.testing import Cluster, leaks
+from plait.testing.cluster import switch_processes
 
-from plait.live.api.cluster import NetworkJob  # noqa: E402
-from plait.live.client.client import Client  # noqa: E402
-from plait.runtime.network.grant import NetworkGrant, read_grant  # noqa: E402
-from plait.testing import Cluster, leaks  # noqa: E402
-from plait.testing.cluster import switch_processes  # noqa: E402
+pytestmark = pytest.mark.engines
 
 #: Keeps each version of its grant file, and says that it exchanged something, until it is stopped.
 RANK = """

@@ -8,31 +8,23 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
+from aggregation_plane import alone
+from test_fail_over import Pair, check_log, until
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytest.importorskip("numba", reason="a switch without compiled kernels takes minutes to start: needs the extra [sim]")
-torch = pytest.importorskip("torch", reason="the jobs are real training: needs the extra [torch]")
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
-]
+from plait.live.client.client import Client
+from plait.runtime.network.grant import NetworkGrant, read_grant
+from plait.runtime.network.report import NetworkReport, read_report
+from plait.testing import leaks
+from plait.testing.cluster import switch_processes
+from sampling import THOROUGH
 
-from test_fail_over import Pair, check_log, until  # noqa: E402
-
-from plait.live.client.client import Client  # noqa: E402
-from plait.runtime.network.grant import NetworkGrant, read_grant  # noqa: E402
-from plait.runtime.network.report import NetworkReport, read_report  # noqa: E402
-from plait.testing import leaks  # noqa: E402
-from plait.testing.cluster import switch_processes  # noqa: E402
-from sampling import THOROUGH  # noqa: E402
+pytestmark = pytest.mark.engines
 
 SCRIPT = Path(__file__).parent / "scripts" / "aggregated_job.py"
 STEPS, ROUNDING = 400, 1e-4
@@ -92,23 +84,9 @@ class Training:
             ranks = [torch.load(path) for path in sorted(self.out.glob(f"j-{seed}-{seed}-r*.pt"))]
             assert len(ranks) == 2
             assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
-            right = alone(self.out, seed)
+            right = alone(self.out, seed, STEPS)
             assert float((ranks[0]["weights"] - right["weights"]).abs().max()) < ROUNDING
             assert abs(ranks[0]["loss"] - right["loss"]) < 1e-5
-
-
-def alone(folder: Path, seed: int) -> dict[str, Any]:
-    """The same training by gloo, undisturbed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    base = {k: v for k, v in os.environ.items() if not k.startswith("PLAIT_")}
-    base |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), str(folder), str(seed), str(STEPS), "0"]
-    ranks = [subprocess.Popen(command, env={**base, "RANK": str(rank)}) for rank in (0, 1)]
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
-    found: dict[str, Any] = torch.load(folder / f"alone-{seed}-r0.pt")
-    return found
 
 
 @pytest.mark.skipif(not THOROUGH, reason="four processes train for a minute; PLAIT_SLOW=1 runs it")

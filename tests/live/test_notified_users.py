@@ -5,21 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_shell import Shell
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
-]
+from plait.live.supervisor.services import service_process
 
-from cluster_shell import Shell  # noqa: E402
-
-from plait.live.supervisor.services import service_process  # noqa: E402
+pytestmark = pytest.mark.engines
 
 
 def pid(plait: Shell) -> int:

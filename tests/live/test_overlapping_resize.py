@@ -5,30 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from adaptive_world import SCRIPT, Paced, samples_of
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytest.importorskip("torch", reason="the jobs are real training: needs the extra [torch]")
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
-]
+from plait.live.api.jobs import WholeJob
+from plait.live.layout import Layout
+from plait.live.store import Store
+from plait.live.system import procs
+from plait.live.system.procs import Process
+from plait.outlook.log_replay import replay, stored_rows
+from plait.testing import Cluster, leaks
+from plait.testing.cluster import workers
 
-from adaptive_world import SCRIPT, Paced, samples_of  # noqa: E402
-
-from plait.live.api.jobs import WholeJob  # noqa: E402
-from plait.live.layout import Layout  # noqa: E402
-from plait.live.store import Store  # noqa: E402
-from plait.live.system import procs  # noqa: E402
-from plait.live.system.procs import Process  # noqa: E402
-from plait.outlook.log_replay import replay, stored_rows  # noqa: E402
-from plait.testing import Cluster, leaks  # noqa: E402
-from plait.testing.cluster import workers  # noqa: E402
+pytestmark = pytest.mark.engines
 
 SAMPLES, EPOCHS = 512, 40
 #: Elastic jobs have all that they may while everybody fits so, else the least.

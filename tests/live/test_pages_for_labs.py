@@ -12,14 +12,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
-]
+from documented_code import ROOT, SHELL, blocks
+from plait.live.client.client import FINAL, Client
 
-from documented_code import ROOT, SHELL, blocks  # noqa: E402
-from plait.live.client.client import FINAL, Client  # noqa: E402
+pytestmark = pytest.mark.engines
 
 PLAIT = (sys.executable, "-c", "import sys; sys.argv[0] = 'plait'; from plait.cli import main; main()")
 

@@ -8,15 +8,11 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
-]
+from plait.live.client.client import FINAL
+from plait.live.scheduler.engine import DEFAULT_POLICY
+from plait.testing.cluster import Cluster
 
-from plait.live.client.client import FINAL  # noqa: E402
-from plait.live.scheduler.engine import DEFAULT_POLICY  # noqa: E402
-from plait.testing.cluster import Cluster  # noqa: E402
+pytestmark = pytest.mark.engines
 
 #: Both note each beginning; the second goes on from its checkpoint.
 PLAIN = """

@@ -14,10 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytest.importorskip("torch", reason="the jobs are real training: needs the extra [torch]")
-
 import test_chaos as chaos
 from small_ray import SmallRay, why_not
 

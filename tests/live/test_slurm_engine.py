@@ -18,8 +18,6 @@ from pathlib import Path
 import pytest
 from slurm.slurm_cluster import SlurmCluster, why_not
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-
 from plait.live.api.cluster import NodeRow
 from plait.live.api.jobs import WholeJob
 from plait.live.backends.slurm.node import MARK

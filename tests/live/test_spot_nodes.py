@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import re
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from manual_cluster import HandCluster, alone
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytest.importorskip("torch", reason="the jobs are real training: needs the extra [torch]")
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
-    pytest.mark.slow,
-]
+from plait.live.client.client import Refused
+from plait.live.supervisor.down import job_processes
 
-from manual_cluster import HandCluster, alone  # noqa: E402
-
-from plait.live.client.client import Refused  # noqa: E402
-from plait.live.supervisor.down import job_processes  # noqa: E402
+pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
 SPOT = ("--stop-jobs", "--stop-grace", "45")
 

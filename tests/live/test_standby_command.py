@@ -5,21 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
 
 import pytest
+from cluster_shell import Shell
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
-]
+from plait.live.discovery import records
+from plait.live.supervisor.services import process_of, processes
 
-from cluster_shell import Shell  # noqa: E402
-
-from plait.live.discovery import records  # noqa: E402
-from plait.live.supervisor.services import process_of, processes  # noqa: E402
+pytestmark = pytest.mark.engines
 
 
 def free_port() -> int:

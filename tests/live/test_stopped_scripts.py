@@ -6,17 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from agent_world import until
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
-]
+from plait.live.client.client import Refused
+from plait.testing.cluster import Cluster
 
-from agent_world import until  # noqa: E402
-
-from plait.live.client.client import Refused  # noqa: E402
-from plait.testing.cluster import Cluster  # noqa: E402
+pytestmark = pytest.mark.engines
 
 #: They save on SIGTERM by themselves, exit with 0, and are done in their second attempt.
 PLAIN = """

@@ -10,15 +10,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
-]
+from plait.live.client.client import FINAL
+from plait.testing.cluster import Cluster
 
-from plait.live.client.client import FINAL  # noqa: E402
-from plait.testing.cluster import Cluster  # noqa: E402
+pytestmark = pytest.mark.engines
 
 #: Arguments: seconds to wait for a batch, seconds to wait for the forward pass of a device.
 SCRIPT = """

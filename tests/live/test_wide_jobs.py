@@ -8,15 +8,11 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="agents need Linux"),
-]
+from plait.live.api.explain import Explanation
+from plait.live.client.client import FINAL, Client
+from plait.testing.cluster import Cluster
 
-from plait.live.api.explain import Explanation  # noqa: E402
-from plait.live.client.client import FINAL, Client  # noqa: E402
-from plait.testing.cluster import Cluster  # noqa: E402
+pytestmark = pytest.mark.engines
 
 #: A script that ends when a file of this name appears.
 UNTIL = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]):\n    time.sleep(0.05)\n"
