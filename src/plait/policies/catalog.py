@@ -396,6 +396,9 @@ _PLAIT = {
 }  # fmt: skip
 
 _ROUNDS = {
+    "share_fits": switch("jobs begin with the fit of their model that comes from most GPUs"),
+    "throughput": free_text("model of throughput: pollux, racks/nodes=8/slower=1.5 (nodes of a rack; how much longer "
+                            "it takes between racks), or one of an installed package"),
     "interval_s": seconds("period of choosing all sizes again, seconds", LEAST_S, fit=Range(30, 1800, "log")),
     "restart_s": seconds("cost of a restart that a job has not measured yet, seconds", fit=Range(1, 600, "log")),
     "patience_s": seconds("a job that waited this long takes precedence, seconds; inf = never", over=True,

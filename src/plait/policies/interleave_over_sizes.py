@@ -16,7 +16,7 @@ from plait.grouping.times import together_s
 from plait.policies.interleave import Interleave, profiles
 from plait.policies.pollux import Pollux
 from plait.policies.sizing.free_gpus import FreeGpus
-from plait.policies.sizing.pools import Pool, held_gpus, pools
+from plait.policies.sizing.pools import Pool, held_gpus
 from plait.policies.sizing.rounds import PoolAllocation, Sizes
 from plait.policies.sizing.steps import Ladder
 
@@ -40,7 +40,7 @@ class PolluxInterleaved(Pollux):
         mates, turns = _running(view)
         others = np.array([row for some in mates.values() for row in some], dtype=np.int64)
         out = []
-        for pool in pools(view, due=due, restart_s=self.restart_s):
+        for pool in self.pools(view, due):
             pool = pool.some(~np.isin(pool.rows, others))
             mine = {row: some for row, some in mates.items() if row in pool.rows}
             sizes = Sizes(FreeGpus(pool, pool.held).fill(), "kept until the next round")
@@ -51,7 +51,7 @@ class PolluxInterleaved(Pollux):
         """The best of sharing by one, two, three, ... jobs and of keeping the present allocation."""
         everywhere, kept = _held_by_all(view), self.between(view, due)
         out = []
-        for pool in pools(view, due=due, restart_s=self.restart_s):
+        for pool in self.pools(view, due):
             whole = replace(pool, held=everywhere[np.ix_(pool.rows, pool.nodes)])
             old = [one for one in kept if np.isin(one.pool.rows, pool.rows).any()]
             found = self.allocate(pool, view)

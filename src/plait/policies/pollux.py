@@ -23,8 +23,10 @@ from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.highs import HAVE_HIGHS, need_highs
 from plait.core.policy import View, Wanted
+from plait.goodput.batch import Speed
 from plait.goodput.fitness import after_restart, column_of, fitness
 from plait.goodput.knapsack import best_of_only_sizes, best_sizes
+from plait.goodput.throughput import throughput
 from plait.policies.sizing.pools import Pool, pools
 from plait.policies.sizing.rounds import ByFitness, Chosen, PoolAllocation, Sizes, without_restart_costs
 from plait.policies.sizing.steps import MOST_NODES, Ladder, best_of_all, every_speedup, guaranteed, patterns_apply
@@ -82,7 +84,9 @@ def resize(
     return min(known, key=lambda count: (not least <= count <= top, abs(known[count] - target), count))
 
 
-def cluster_size(view: View, most: int, *, p: float, floor: float, restart_s: float) -> Wanted | None:
+def cluster_size(
+    view: View, most: int, *, p: float, floor: float, restart_s: float, speed: Speed = throughput
+) -> Wanted | None:
     """GPUs that a cluster should have for the jobs of a view, of all GPU kinds together, at most `most`.
 
     Sized by utility are jobs with a fit that may grow or shrink, and are not opportunistic: the cluster keeps its nodes
@@ -91,7 +95,8 @@ def cluster_size(view: View, most: int, *, p: float, floor: float, restart_s: fl
     """
     asked = view.jobs.gpus
     total, said = 0, []
-    for pool in pools(view, due=np.zeros(len(view.jobs), dtype=bool), restart_s=restart_s, include_staying=True):
+    nobody = np.zeros(len(view.jobs), dtype=bool)
+    for pool in pools(view, due=nobody, restart_s=restart_s, include_staying=True, speed=speed):
         typical = _typical(view, pool)
         sized = pool.adapts & (pool.least < pool.limit) & (pool.weights > 0)
         taken = int(_charge(typical, asked[pool.rows])[~sized].sum())
@@ -222,7 +227,7 @@ class Pollux(ByFitness):
         """GPUs of a cluster that jobs use well, with `autoscale`; None while no job has measured itself."""
         if not self.autoscale:
             return None
-        return cluster_size(view, most, p=self.p, floor=self.floor, restart_s=self.restart_s)
+        return cluster_size(view, most, p=self.p, floor=self.floor, restart_s=self.restart_s, speed=self.speed)
 
     def allocate(self, pool: Pool, view: View) -> Sizes:
         """The best sizes, on the ladder or of all, placed close to the present allocation."""

@@ -16,7 +16,7 @@ from plait.core.policy import View
 from plait.goodput.kinds import PENALTY, POWER, best_configurations, best_of_one_kind, relative
 from plait.placement.packing import allowed_kinds
 from plait.policies.sizing.free_gpus import FreeGpus
-from plait.policies.sizing.pools import Pool, every_pool, none_adapts, pools
+from plait.policies.sizing.pools import Pool, every_pool, none_adapts
 from plait.policies.sizing.rounds import Chosen, InRounds, PoolAllocation, Sizes
 from plait.policies.sizing.steps import MOST_NODES, Ladder
 
@@ -51,12 +51,12 @@ class Sia(InRounds):
     def choose_all(self, view: View, due: BoolArray) -> list[PoolAllocation]:
         """Choose among all kinds at once, then place kind by kind."""
         if len(view.cluster.kinds) == 1 and none_adapts(view):
-            found = list(pools(view, due=due, restart_s=self.restart_s))
+            found = list(self.pools(view, due))
             if all(pool.rigid for pool in found):
                 return [self._of_one_kind(pool) for pool in found]
         kinds, step = self._chosen(view, due)
         out = []
-        for pool in pools(view, due=due, restart_s=self.restart_s, kinds=kinds):
+        for pool in self.pools(view, due, kinds):
             matrix = Ladder.of(pool).placed(pool, step[pool.rows])
             out.append(
                 PoolAllocation(pool, Sizes(_filled(pool, matrix), "the best of all GPU kinds (integer program)"))
@@ -93,7 +93,7 @@ class Sia(InRounds):
 
     def _chosen(self, view: View, due: BoolArray) -> tuple[IntArray, IntArray]:
         """(jobs,), (jobs,): the kind of each job and its step on that kind's ladder, 0 for nothing."""
-        every = list(every_pool(view, due=due, restart_s=self.restart_s))
+        every = list(every_pool(view, due=due, restart_s=self.restart_s, speed=self.speed))
         ladders = [Ladder.of(pool) for pool in every]
         steps = [np.arange(1, len(ladder.configs)) for ladder in ladders]
         kind = np.repeat(np.arange(len(every)), [len(some) for some in steps])

@@ -7,6 +7,7 @@ largest of its shares of a node's GPUs, cores and memory. Jobs that fit by charg
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,10 +19,10 @@ from plait.core.compile_policy import compiled, run
 from plait.core.goodput import THETA, Estimate
 from plait.core.jobs import JobClass, JobTable
 from plait.core.policy import View
-from plait.goodput.batch import best_batch
+from plait.goodput.batch import Speed, best_batch
 from plait.goodput.fixed_batch import UNIT, elastic_fixed, prior, scaled_to
 from plait.goodput.jobs import GoodputJobs
-from plait.goodput.throughput import fair_share, replica_cap, restart_factor
+from plait.goodput.throughput import fair_share, replica_cap, restart_factor, throughput
 from plait.placement.packing import allowed_kinds, demands
 from plait.policies.sizing.kernels import CLOCK_S, plain_pool
 
@@ -65,6 +66,8 @@ class Pool:
     """(J,): what is left of a speed-up when the job has to restart."""
     jobs: GoodputJobs | None
     """(J,): the jobs' own estimates; None if no job adapts or is elastic."""
+    speed: Speed = throughput
+    """The model of throughput."""
 
     def some(self, which: BoolArray) -> Pool:
         """The same nodes with only these of the jobs."""
@@ -150,7 +153,7 @@ class Pool:
         some = NO_JOBS if self.jobs is None else np.flatnonzero(self.adapts)
         if self.jobs is not None and len(some):
             apart = np.broadcast_to(nodes, shape)
-            out[some] = best_batch(self.jobs[some], apart[some], many[some]).goodput
+            out[some] = best_batch(self.jobs[some], apart[some], many[some], speed=self.speed).goodput
         return out
 
     @cached_property
@@ -200,7 +203,13 @@ def staying(view: View) -> BoolArray:
 
 
 def pools(
-    view: View, *, due: BoolArray, restart_s: float, kinds: IntArray | None = None, include_staying: bool = False
+    view: View,
+    *,
+    due: BoolArray,
+    restart_s: float,
+    kinds: IntArray | None = None,
+    include_staying: bool = False,
+    speed: Speed = throughput,
 ) -> Iterator[Pool]:
     """The pools of a view in the order of GPU kinds; every job is in exactly one.
 
@@ -208,7 +217,7 @@ def pools(
 
     `kinds` sets the pool of each; by default a running job stays in its pool, and a waiting one goes where it may run
     and demand is lowest. `due` is one flag a row of `view.jobs`; `restart_s` the cost of a restart for jobs without a
-    measurement, seconds.
+    measurement, seconds; `speed` the model of throughput.
     """
     cluster = view.cluster
     if _all_plain(view) and compiled(plain_pool, WORK):
@@ -222,7 +231,9 @@ def pools(
     queued = np.where(due & waits, view.jobs.pending_since_s, view.jobs.attained_gpu_s)
     order = np.lexsort((queued, waits, ~due))
     kind_of = _kinds(view, held, order) if kinds is None else kinds
-    columns = _Columns(view, restart_s, np.zeros(len(order), dtype=bool) if include_staying else staying(view), held)
+    columns = _Columns(
+        view, restart_s, np.zeros(len(order), dtype=bool) if include_staying else staying(view), held, speed
+    )
     order = order[~columns.stays[order]] if columns.some_stay else order
     for kind in range(len(cluster.kinds)):
         rows = order[kind_of[order] == kind] if len(cluster.kinds) > 1 else order
@@ -251,15 +262,42 @@ def _plain_pool(view: View, due: BoolArray, stays: BoolArray, restart_s: float) 
     )
 
 
-def every_pool(view: View, *, due: BoolArray, restart_s: float) -> Iterator[Pool]:
+def every_pool(view: View, *, due: BoolArray, restart_s: float, speed: Speed = throughput) -> Iterator[Pool]:
     """One pool a GPU kind, each with all jobs of the view, in order; jobs that are `staying` have weight 0.
 
     `due` is one flag a row; `restart_s` is the cost of a restart for jobs that have not measured it, seconds.
     """
     held, rows = held_gpus(view), np.arange(len(view.jobs))
-    columns = _Columns(view, restart_s, staying(view), held)
+    columns = _Columns(view, restart_s, staying(view), held, speed)
     for kind in range(len(view.cluster.kinds)):
         yield columns.pool(rows, kind, held, due)
+
+
+def with_shared_fits(view: View) -> View:
+    """The view in which each job that adapts has the fit of its model that comes from most GPUs, of all jobs so far.
+
+    Where nodes have several kinds of GPUs, and for jobs without a model, nothing is shared: a fit is of one kind.
+    """
+    jobs, columns = view.jobs, view.jobs.columns
+    if len(view.cluster.kinds) > 1 or not len(jobs):
+        return view
+    estimates, known = columns["goodput"], jobs.memo.setdefault("models of jobs", {})
+    profiled = estimates[:, Estimate.PROFILED_GPUS]
+    for number in np.flatnonzero(np.isfinite(estimates[:, :THETA].sum(axis=1)) & (profiled > 0)).tolist():
+        if number not in known:
+            with suppress(LookupError):  # a request is not kept for ever after its job has ended
+                known[number] = jobs.subset(np.array([number])).spec(0).model
+    best: dict[str, int] = {}
+    for number, model in known.items():
+        if model and (model not in best or profiled[number] >= profiled[best[model]]):
+            best[model] = number
+    shared = estimates.copy()
+    fit = [*range(THETA), int(Estimate.PROFILED_GPUS)]
+    for row in np.flatnonzero(jobs.batch_size > 0).tolist():
+        number, source = int(jobs.number[row]), best.get(jobs.spec(row).model)
+        if source is not None and not profiled[number] >= profiled[source]:  # NaN: no fit of its own
+            shared[number, fit] = estimates[source, fit]
+    return replace(view, jobs=jobs.subset(jobs.number, goodput=shared))
 
 
 def held_gpus(view: View) -> IntArray:
@@ -285,7 +323,8 @@ def held_gpus(view: View) -> IntArray:
 class _Columns:
     """Columns over all jobs of a view, cut to pools."""
 
-    def __init__(self, view: View, restart_s: float, stays: BoolArray, held: IntArray) -> None:
+    def __init__(self, view: View, restart_s: float, stays: BoolArray, held: IntArray, speed: Speed) -> None:
+        self.speed = speed
         jobs = view.jobs
         self.stays, self.some_stay = stays, bool(stays.any())
         self.view = view
@@ -339,7 +378,7 @@ class _Columns:
         return Pool(
             rows, nodes, capacity, spare, self.per_gpu[rows], held[rows[:, None], nodes], least, self.most[rows],
             self.limit[rows], self.weights[rows], line, self.fresh[rows], self.kept[rows],
-            None if self.jobs is None else self.jobs[rows],
+            None if self.jobs is None else self.jobs[rows], self.speed,
         )  # fmt: skip
 
 

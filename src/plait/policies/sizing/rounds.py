@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -25,11 +26,13 @@ from plait.core.goodput import Estimate
 from plait.core.jobs import Checkpoints, JobClass, JobTable
 from plait.core.plan import NO_GROUPS, Plan
 from plait.core.policy import JOB_CLASS, View
+from plait.goodput.batch import Speed
 from plait.goodput.fitness import FLOOR, HARMONIC, check, fitness
+from plait.goodput.models import throughput_model
 from plait.goodput.throughput import restart_factor
 from plait.policies.sizing.free_gpus import FreeGpus, groups_of, with_companions, with_staying
 from plait.policies.sizing.kernels import CLOCK_S, first_change_s, in_line
-from plait.policies.sizing.pools import Pool, none_adapts, pools, staying
+from plait.policies.sizing.pools import Pool, none_adapts, pools, staying, with_shared_fits
 from plait.policies.sizing.steps import Ladder
 
 #: Cost of finding the next change without its kernel, tenths of a millisecond.
@@ -195,6 +198,9 @@ class InRounds:
     From 1 and 4: a job that the nodes which are up can hold starts within `patience_s` + `interval_s`, and later by one
     such period for each time that jobs which were due before it fill the cluster.
 
+    `share_fits`: jobs use the best fit of their model, of all jobs so far. `throughput` names the model of throughput
+    (`plait.goodput.models`).
+
     Rounds that change nothing are skipped: a plan is valid until the first round in which time alone may change it
     (`plait.policies.sizing.rounds`), where the policy knows (`would_repeat`).
 
@@ -205,11 +211,14 @@ class InRounds:
     interval_s: float = 60.0
     restart_s: float = 30.0
     patience_s: float = 3600.0
+    share_fits: bool = False
+    throughput: str = "pollux"
     name: str = "rounds"
 
     def __post_init__(self) -> None:
         self._require("interval_s", lambda value: math.isfinite(value) and value > 0, "a finite number of seconds > 0")
         self._require("patience_s", lambda value: value > 0, "seconds > 0, or inf")
+        self.speed  # noqa: B018 - raises for an unknown name
         self._require("restart_s", lambda value: math.isfinite(value) and value >= 0, "a finite number of seconds >= 0")
 
     @property
@@ -247,9 +256,18 @@ class InRounds:
         """
         return False
 
+    @cached_property
+    def speed(self) -> Speed:
+        """The model of throughput that `throughput` names."""
+        return throughput_model(self.throughput)
+
+    def pools(self, view: View, due: BoolArray, kinds: IntArray | None = None) -> Iterator[Pool]:
+        """The pools of a view, by the model of throughput of this policy."""
+        return pools(view, due=due, restart_s=self.restart_s, kinds=kinds, speed=self.speed)
+
     def between(self, view: View, due: BoolArray) -> list[PoolAllocation]:
         """Running jobs stay; waiting jobs get free GPUs."""
-        found = [(pool, FreeGpus(pool, pool.held).fill()) for pool in pools(view, due=due, restart_s=self.restart_s)]
+        found = [(pool, FreeGpus(pool, pool.held).fill()) for pool in self.pools(view, due)]
         return [PoolAllocation(pool, Sizes(matrix, "kept until the next round")) for pool, matrix in found]
 
     def choose_all(self, view: View, due: BoolArray) -> list[PoolAllocation]:
@@ -265,9 +283,10 @@ class InRounds:
 
     def decide(self, view: View) -> Plan:
         """Choose all sizes once a round; otherwise give free GPUs to waiting jobs."""
-        jobs = view.jobs
-        if not len(jobs):
+        if not len(view.jobs):
             return Plan(NO_GROUPS)
+        view = with_shared_fits(view) if self.share_fits else view
+        jobs = view.jobs
         now = math.floor((view.now_s + CLOCK_S) / self.interval_s)
         fresh = self._fresh(view, now)
         guaranteed, due, late = self._line(view)
