@@ -32,10 +32,7 @@ from plait.network.memory.partition import EqualPartition
 from plait.network.memory.records import Lease, Memory, Region, Request, Target
 from plait.network.memory.shared import Shared
 from plait.network.protocol.addressing import Index
-from plait.network.routing.grid import grid
-from plait.network.routing.improve import improved
-from plait.network.routing.problem import GradientFlow, JobRoute, Problem
-from plait.network.routing.shortest import shortest
+from plait.network.routing import GradientFlow, JobRoute, Problem, grid, improved, shortest
 from plait.network.steady_state import SteadyState, best_server
 from plait.network.topology.paths import Graph
 from plait.network.topology.trees import PUBLISHED, STRAIGHT, Tree, tree

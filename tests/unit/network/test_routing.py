@@ -12,9 +12,7 @@ from plait.core.cluster import Cluster, Link, Network, Switch
 from plait.core.errors import InputError
 from plait.core.highs import HAVE_HIGHS
 from plait.network.fluid.jobs import PlacedJob
-from plait.network.routing.grid import grid, relax
-from plait.network.routing.problem import STRAIGHT, GradientFlow, JobRoute, Problem
-from plait.network.routing.shortest import shortest
+from plait.network.routing import STRAIGHT, GradientFlow, JobRoute, Problem, grid, relax, shortest
 from plait.network.topology.paths import Graph
 from plait.network.topology.read import networked
 

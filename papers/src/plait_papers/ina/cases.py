@@ -16,9 +16,7 @@ from plait.network.packets.results import PacketResults
 from plait.network.packets.run import simulate
 from plait.network.packets.scenario import MIB, PacketJob, Scenario, Straggler, one_switch
 from plait.network.protocol.options import preset
-from plait.network.routing.grid import grid
-from plait.network.routing.problem import GradientFlow, Problem
-from plait.network.routing.shortest import shortest
+from plait.network.routing import GradientFlow, Problem, grid, shortest
 from plait.network.topology.paths import Graph
 from plait.network.topology.read import networked
 from plait.sim.contention.network import NetworkPhysics, with_gradient_bytes
