@@ -861,6 +861,25 @@ def test_forecasts_follow_jobs_that_run_for_hours_without_a_decision(cluster: Ma
     assert late_s < 0.6 * early_s
 
 
+def test_a_live_group_that_breaks_its_promise_is_split_and_explain_names_the_reports(cluster: Make) -> None:
+    c = cluster((1,), policy="plait")
+    profiles = [{"cpu": 0.9, "gpu": 0.1}, {"cpu": 0.1, "gpu": 0.9}] * 2
+    jobs = [{"iterations": 5000, "profile": profile, "model": f"m{i % 2}"} for i, profile in enumerate(profiles)]
+    c.submit(*jobs)
+    c.pass_s(2.2)
+    before = c.engine.explain(0, c.now)
+    assert before.shares_with == ["j-1"]
+    assert before.sharing_costs == [
+        "a group of 2 is expected to take 1.31 times its schedule",
+        "next to j-1 1.00 times that (0.80 to 1.25), from no report that differs from that",
+    ]
+    for number in (0, 1):
+        c.nodes[0].report(number, step_s=3.0, steps=40.0, gate="barrier")
+    c.pass_s(10.0)
+    assert len(c.engine.state.controller.job_store.pair_reports.pairs) == 1
+    assert not c.engine.explain(0, c.now).shares_with, "split within three rounds"
+
+
 def test_one_user_cannot_shut_others_out_of_forecasts(cluster: Make) -> None:
     what_if, go = WhatIfService(cluster((1,)).store), threading.Event()
     waiting = [what_if.later(go.wait, "ann") for _ in range(MOST_OF_ONE)]

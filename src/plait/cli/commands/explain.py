@@ -113,6 +113,7 @@ def explanation_lines(found: Explanation) -> list[str]:
     lines += [f"  {change.text}" for change in found.would_start or ()]
     if found.shares_with:
         lines.append(f"  takes turns with {', '.join(found.shares_with)} by {found.gate}")
+    lines += [f"    {text}" for text in found.sharing_costs or ()]
     lines += adaptive_lines(found)
     if found.stages:
         lines += _iteration_lines(found, found.stages)

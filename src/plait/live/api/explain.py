@@ -283,6 +283,8 @@ class Explanation(Answer, frozen=True):
     gpus: list[GpuOfJob] | None = None
     gate: str | None = None
     shares_with: list[str] | None = None
+    sharing_costs: list[str] | None = None
+    """What the policy expects of each of these to cost it, and the reports that this rests on."""
     stages: dict[str, StageTime] | None = None
     """storage, cpu, gpu, network and the whole iteration."""
     slowdown: float | None = None

@@ -16,7 +16,7 @@ from plait.control.controller import Controller
 from plait.core.goodput import THETA, Estimate
 from plait.core.jobs import Phase
 from plait.core.plan import NodeReservation
-from plait.core.policy import Preempts
+from plait.core.policy import Preempts, layers
 from plait.core.resources import Resource
 from plait.core.words import counted, duration
 from plait.goodput.batch import best_batch
@@ -24,6 +24,7 @@ from plait.goodput.fitness import ladder
 from plait.goodput.fixed_batch import UNIT
 from plait.goodput.jobs import GoodputJobs
 from plait.goodput.throughput import replica_cap
+from plait.grouping.interference import measured_interference
 from plait.live.api.cluster import ReservationRow
 from plait.live.api.explain import (
     Blocker,
@@ -48,6 +49,7 @@ from plait.live.scheduler.records.event_words import stop_in_words
 from plait.live.scheduler.stops import NAMED, UNPLACED, time_left_s
 from plait.placement.reserved_nodes import barred_from
 from plait.policies.fair_share import half_life_s, used
+from plait.policies.interleave import traits_of
 from plait.policies.kinds import LEVELS
 from plait.policies.predicted import predicted_of
 from plait.policies.sizing.pools import goodput_jobs
@@ -85,6 +87,7 @@ def explain(ctx: Context, number: int, now_s: float) -> Explanation:
         ina=None if attempt is None else of_attempt(ctx, attempt),
         last_trouble=job.reason or None,
         predicted=_predicted(ctx, job),
+        sharing_costs=_sharing_costs(ctx, job),
         last_stop=_last_stop(job),
         stops=Stops(**stop_fields(ctx, job)),
         fair=_fair_share(ctx, job),
@@ -124,6 +127,29 @@ def _predicted(ctx: Context, job: JobRecord) -> str | None:
     else:
         basis = f"from {counted(found.ends, 'job')} that ended with the same {found.level}"
     return f"about {median} of work left (half of such jobs: {low} to {high}), {basis}"
+
+
+def _sharing_costs(ctx: Context, job: JobRecord) -> list[str] | None:
+    """What the policy expects each mate of a running job to cost it, in words; None if it does not learn that."""
+    controller, policy = ctx.state.controller, ctx.state.policy
+    if controller is None or not job.admitted or not any(getattr(one, "learns", False) for one in layers(policy)):
+        return None
+    view = controller.view()
+    jobs, reports = view.jobs, view.jobs.pair_reports
+    row = np.flatnonzero((jobs.number == job.number) & jobs.running)
+    mates = np.flatnonzero(np.isin(jobs.running_group, jobs.running_group[row]) & (jobs.number != job.number))
+    if not len(mates):
+        return None
+    one, *others = traits_of(view, np.concatenate([row, mates]))
+    count = len(others) + 1
+    lines = [f"a group of {count} is expected to take {measured_interference(count):.2f} times its schedule"]
+    for number, mate in zip(jobs.number[mates].tolist(), others, strict=True):
+        cost = reports.cost(one, mate)
+        low, high = (cost.factor * math.exp(sign * cost.deviation) for sign in (-1, 1))
+        basis = f"{counted(math.ceil(cost.reports), 'report')} of such pairs" if cost.reports else "reports of others"
+        basis = basis if reports.pairs else "no report that differs from that"
+        lines.append(f"next to {job_name(number)} {cost.factor:.2f} times that ({low:.2f} to {high:.2f}), from {basis}")
+    return lines
 
 
 def _last_stop(job: JobRecord) -> LastStop | None:
