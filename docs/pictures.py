@@ -27,7 +27,7 @@ from plait.goodput.jobs import GoodputJobs
 from plait.goodput.throughput import efficiency, throughput
 from plait.report.charts import ChartLine, GroupedBar, grouped_bars_svg, lines_svg
 from plait.report.html import write_html
-from plait.report.sections import cdf_svg, policy_bars_svg
+from plait.report.sections import policy_bars_svg
 from plait.sim.studies.cases import Case, run_case
 from plait.traces.formats.registry import read_trace
 from plait_papers.muri.fair_world import HARDWARE, PLACEMENT, ROUND_S
@@ -113,8 +113,6 @@ def demo() -> None:
     cluster, world = Cluster.parse(CLUSTERS[JOBS]), make_world("plait")
     cases = [Case(trace=JOBS, jobs=jobs, policy=p, cluster=cluster, world=world) for p in POLICIES]
     results = [run_case(case) for case in cases]
-    chosen = [r for r in results if r.summary["policy"] in ("fifo", "fifo-backfill", "tiresias-l", "srsf")]
-    (ASSETS / "demo-jct-cdf.svg").write_text(cdf_svg(chosen), encoding="utf-8")
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         print("no Chromium here: the screenshot stays as it is")

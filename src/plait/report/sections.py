@@ -22,7 +22,7 @@ from plait.core.errors import InputError, suggest
 from plait.core.resources import Resource
 from plait.core.turns import slots_s
 from plait.report.files import write_text
-from plait.report.html import asset, distribution, table_columns, table_row, version
+from plait.report.html import asset, table_columns, table_row, version
 from plait.report.metrics import METRICS, best, show, unit_of
 from plait.report.tables import figure, labels, time_unit_of
 
@@ -33,8 +33,6 @@ _STYLE = (
     "@media(prefers-color-scheme:dark){text{fill:#e6eaf0}.soft{fill:#9fabbb}.bar{fill:#4f7fb5}"
     ".best{fill:#2fae72}.whisker{stroke:#e6eaf0}}"
 )
-_STROKES = ("#2b83ba", "#e0692a", "#1f9d76", "#c0609c", "#a88a1c", "#7a67d0")
-_DASHES = ("", "7 3", "2 3", "10 3 2 3", "14 4", "4 2")
 
 
 def policy_bars_svg(
@@ -79,40 +77,6 @@ def policy_bars_svg(
         star = "★ " if kind == "best" else ""
         parts.append(_text(left + end * scale + 6, y + 14, star + show(value, factor)))
     return _svg(width, 48 + 28 * len(rows), f"{chosen.label} of {', '.join(names)}. {chosen.meaning}", parts)
-
-
-def cdf_svg(results: Sequence[RunResult], column: str = "jct_s", width: int = 640, height: int = 320) -> str:
-    """Distribution of the job column `column`, one line per run of `results`, on a logarithmic axis.
-
-    `width` and `height` are in pixels.
-    """
-    names = [str(r.summary["policy"]) for r in results]
-    lines = [[(max(float(x), 1e-3), float(y)) for x, y in distribution(r.jobs[column])] for r in results]
-    xs = [x for line in lines for x, _ in line]
-    low, high = (math.floor(math.log10(min(xs))), math.ceil(math.log10(max(xs)))) if xs else (0, 1)
-    high = max(high, low + 1)
-    left, right, top, bottom = 52, width - 32, 40, height - 34
-
-    unit = " s" if column.endswith("_s") else ""
-
-    def place(x: float, y: float) -> str:
-        across = (math.log10(x) - low) / (high - low)
-        return f"{left + across * (right - left):.1f},{bottom - y * (bottom - top):.1f}"
-
-    parts = [f"<path class='axis' fill='none' d='M{left} {top}V{bottom}H{right}'/>"]
-    for share in (0, 50, 100):
-        y = bottom - share / 100 * (bottom - top)
-        parts.append(_text(left - 6, y + 4, f"{share} %", "class='soft' text-anchor='end'"))
-    for power in range(low, high + 1):
-        x = left + (power - low) / (high - low) * (right - left)
-        parts.append(_text(x, bottom + 18, f"{10.0**power:g}{unit}", "class='soft' text-anchor='middle'"))
-    for i, (name, line) in enumerate(zip(names, lines, strict=True)):
-        pen = f"stroke='{_STROKES[i % len(_STROKES)]}' stroke-dasharray='{_DASHES[i % len(_DASHES)]}'"
-        parts.append(f"<polyline {pen} points='{' '.join(place(x, y) for x, y in line)}'/>")
-        x = left + (i % 4) * (right - left) / 4
-        y = 14 + 16 * (i // 4)
-        parts.append(f"<path {pen} stroke-width='2' d='M{x:.0f} {y - 4}h24'/>{_text(x + 30, y, name)}")
-    return _svg(width, height, f"Distribution of {column} for {', '.join(names)}", parts)
 
 
 def _text(x: float, y: float, text: str, more: str = "", whole: str = "") -> str:

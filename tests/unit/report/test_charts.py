@@ -18,7 +18,7 @@ from plait.report.charts import (
     lines_svg,
     write_chrome_trace,
 )
-from plait.report.sections import StageGroup, StageRow, cdf_svg, policy_bars_svg, stages_page, stages_svg, write_stages
+from plait.report.sections import StageGroup, StageRow, policy_bars_svg, stages_page, stages_svg, write_stages
 
 SPACE = "{http://www.w3.org/2000/svg}"
 
@@ -161,7 +161,7 @@ def test_jobs_that_share_a_gpu_nest(make, tmp_path):
 
 
 def test_pictures_are_well_formed_and_name_the_policies(results, make):
-    for svg in (policy_bars_svg(results), cdf_svg(results), policy_bars_svg([make("<b>&")], "p99_jct_s")):
+    for svg in (policy_bars_svg(results), policy_bars_svg([make("<b>&")], "p99_jct_s")):
         assert ET.fromstring(svg).tag.endswith("svg")
     assert "★" in policy_bars_svg(results)
     with pytest.raises(InputError, match="did you mean 'avg_jct_s'"):
