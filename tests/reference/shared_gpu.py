@@ -8,7 +8,8 @@ from plait.core.arrays import FloatArray
 from plait.core.jobs import JobBatch
 from plait.core.plan import Group, Groups
 from plait.core.resources import Resource
-from plait.sim.shared_gpu import LEAST_SHARE, GpuSharing, _usable, fair_shares
+from plait.sharing.macro_model import beside_host
+from plait.sim.shared_gpu import LEAST_SHARE, GpuSharing, fair_shares
 
 
 def around(running: list[Group], gpus: list[int]) -> list[Group]:
@@ -38,7 +39,7 @@ def iteration_s(law: GpuSharing, truth: JobBatch, groups: Groups, alone: FloatAr
         longer = 1.0
         if crowd:
             busy = min(sum(gpu_s[m] / alone[m] for m in range(lo, hi)), 1.0)
-            usable, longer = _usable(alone[lo:hi].max(), busy, crowd, law.quantum_s, law.gaps, law.noise)
+            usable, longer = beside_host(alone[lo:hi].max(), busy, crowd, law.quantum_s, law.gaps, law.noise)
             part.update(dict.fromkeys(row.gpus, usable))
         out[lo:hi] = (alone[lo:hi] * longer).tolist()
     share = [min(part.get(gpu, 1.0) / max(guests[gpu], 1) for gpu in row.gpus) for row in rows]

@@ -14,8 +14,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.jit import lean_part, linked
+from plait.core.resources import Resource
 from plait.grouping import kernels
 
 #: Columns of `WorthLine.about`: bucket (-1: runs alone), class of equal profiles, GPUs, set of kinds of GPUs, running
@@ -25,16 +28,29 @@ BUCKET, CLASS, GPUS, KINDS, RUNS, KEPT = 0, 1, 2, 3, 4, 5
 V, STAY = 0, 1
 #: Companions that a lead chooses from: running mates and the next in line, so many of one class.
 POOL, ALIKE = 16, 3
-#: Shape of `CompletionPlan.scratch`.
+#: Shape of `CompletionPlan.scratch`. The last entry of its first row is the host of the group looked at last.
 SCRATCH_ROWS, SCRATCH = 5, 40
+#: Columns of `WorthLine.law`: GPU seconds of an iteration, 1 if stages overlap alone, memory of a process of its own;
+#: then, with one guest, two and so on, the part of its GPUs that they get together, and how much longer it takes.
+GPU_S, OVERLAPS, OWN_MEMORY, BESIDE = 0, 1, 2, 3
+GPU = int(Resource.GPU)
+#: Times that stages are stretched until their resources suffice, at most, and how exactly.
+STRETCHES, ENOUGH = 20, 1.001
 #: Sweeps of exchanges at most.
 SWEEPS = 4
 #: Minimum relative gain of a change, so that equal jobs are not exchanged without end.
 GAIN = 1e-9
 
 
+#: For groups without guests.
+NO_LAW: FloatArray = np.zeros((1, 0))
+
+
 class WorthLine(NamedTuple):
-    """The jobs in their order and what they are worth; the last five as `grouping.kernels` takes them."""
+    """The jobs in their order and what they are worth; `rows` to `first` as `grouping.kernels` takes them.
+
+    `law` has a row a class: what it is to others as host and as guest; `scratch` (3, 4) is room for paces.
+    """
 
     about: IntArray
     worth: FloatArray
@@ -43,6 +59,8 @@ class WorthLine(NamedTuple):
     shape: IntArray
     table: IntArray
     first: IntArray
+    law: FloatArray = NO_LAW
+    scratch: FloatArray = NO_LAW
 
 
 class CompletionPlan(NamedTuple):
@@ -58,16 +76,12 @@ class CompletionPlan(NamedTuple):
 
 
 @lean_part
-def group_worth(ranks: IntArray, jobs: int, line: WorthLine, classes: IntArray) -> float:
-    """Value of the first `jobs` of `ranks` as a group, avoided restarts included; -1 if it may not be."""
-    about, worth, rows = line.about, line.worth, line.rows
-    if jobs == 1:
-        alone: float = worth[ranks[0], V] + worth[ranks[0], STAY]
-        return alone
+def lock_step_worth(ranks: IntArray, jobs: int, line: WorthLine, classes: IntArray) -> float:
+    """Value of a group of two and more that takes turns; -1 if it may not be."""
+    worth, rows = line.worth, line.rows
     after = 3 * line.shape[0]
     value, memory, longest = 0.0, 0.0, 0.0
     for i in range(jobs):
-        classes[i] = about[ranks[i], CLASS]
         solo = rows[classes[i], after + kernels.SOLO]
         value += worth[ranks[i], V] * solo
         memory += rows[classes[i], after + kernels.MEMORY]
@@ -80,6 +94,82 @@ def group_worth(ranks: IntArray, jobs: int, line: WorthLine, classes: IntArray) 
         return -1.0
     if longest > time:
         time = longest
+    time *= line.numbers[jobs - 1] * kernels.pair_cost(rows, classes, jobs, after + kernels.EXTRAS)
+    together: float = value / time
+    return together
+
+
+@lean_part
+def guests_worth(ranks: IntArray, jobs: int, line: WorthLine, classes: IntArray) -> float:
+    """Value of two jobs and more of which one is the host and the others its guests; -1 if they may not be.
+
+    Guests get what the sharing law leaves them of the host's GPUs. Nobody hands out the other resources: stages there
+    stretch until each suffices. The host of the best choice is left at the end of `classes`.
+    """
+    law, rows, k = line.law, line.rows, line.shape[0]
+    if BESIDE + 2 * (jobs - 1) > law.shape[1]:
+        return -1.0
+    after, memory = 3 * k, 0.0
+    for i in range(jobs):
+        memory += law[classes[i], OWN_MEMORY]
+    if memory > line.numbers[line.shape[1]]:
+        return -1.0
+    alone, pace, stretch = line.scratch[0], line.scratch[1], line.scratch[2]
+    best = -1.0
+    for host in range(jobs):
+        at = BESIDE + 2 * (jobs - 2)
+        share = law[classes[host], at] / (jobs - 1)
+        for i in range(jobs):
+            one, solo = classes[i], rows[classes[i], after + kernels.SOLO]
+            if i == host:
+                alone[i] = solo * law[one, at + 1]
+            elif law[one, OVERLAPS] > 0.0:
+                alone[i] = max(solo, law[one, GPU_S] / share)
+            else:
+                alone[i] = solo + law[one, GPU_S] * (1.0 / share - 1.0)
+            pace[i] = alone[i]
+        for r in range(k):
+            stretch[r] = 1.0
+        for _ in range(STRETCHES):
+            enough = True
+            for r in range(k):
+                used = 0.0
+                for i in range(jobs):
+                    own_s = min(rows[classes[i], r], rows[classes[i], after + kernels.SOLO])
+                    used += own_s * rows[classes[i], 2 * k + r] / pace[i]
+                if r != GPU and used > ENOUGH:
+                    stretch[r] *= used
+                    enough = False
+            if enough:
+                break
+            for i in range(jobs):
+                longest, more = 0.0, 0.0
+                for r in range(k):
+                    own_s = min(rows[classes[i], r], rows[classes[i], after + kernels.SOLO])
+                    if r != GPU:
+                        longest = max(longest, own_s * stretch[r])
+                        more += own_s * (stretch[r] - 1.0)
+                pace[i] = max(alone[i], longest) if law[classes[i], OVERLAPS] > 0.0 else alone[i] + more
+        value = 0.0
+        for i in range(jobs):
+            value += line.worth[ranks[i], V] * rows[classes[i], after + kernels.SOLO] / pace[i]
+        if value > best:
+            best, classes[SCRATCH - 1] = value, host
+    return best
+
+
+@lean_part
+def group_worth(ranks: IntArray, jobs: int, line: WorthLine, classes: IntArray) -> float:
+    """Value of the first `jobs` of `ranks` as a group, avoided restarts included; -1 if it may not be."""
+    about, worth = line.about, line.worth
+    if jobs == 1:
+        alone: float = worth[ranks[0], V] + worth[ranks[0], STAY]
+        return alone
+    for i in range(jobs):
+        classes[i] = about[ranks[i], CLASS]
+    together = max(lock_step_worth(ranks, jobs, line, classes), guests_worth(ranks, jobs, line, classes))
+    if together < 0.0:
+        return -1.0
     most = 0.0
     for i in range(jobs):
         stays = 0.0
@@ -88,9 +178,7 @@ def group_worth(ranks: IntArray, jobs: int, line: WorthLine, classes: IntArray) 
                 stays += worth[ranks[other], STAY]
         if stays > most:
             most = stays
-    time *= line.numbers[jobs - 1] * kernels.pair_cost(rows, classes, jobs, after + kernels.EXTRAS)
-    together: float = value / time + most
-    return together
+    return together + most
 
 
 @lean_part
@@ -308,3 +396,15 @@ def plan_worth(line: WorthLine, plan: CompletionPlan, count: int) -> float:
     for unit in range(count):
         total += exchanged_worth(plan, unit, -1, -1, line)
     return total
+
+
+@linked(kernels)
+def choose_hosts(line: WorthLine, plan: CompletionPlan, count: int, hosts: IntArray) -> None:
+    """Write into `hosts` the rank of each unit's host; -1 for units in lock step or of one job."""
+    classes = plan.scratch[0]
+    for unit in range(count):
+        ranks, jobs, hosts[unit] = plan.members[unit], plan.size[unit], -1
+        for i in range(jobs):
+            classes[i] = line.about[ranks[i], CLASS]
+        if jobs > 1 and guests_worth(ranks, jobs, line, classes) > lock_step_worth(ranks, jobs, line, classes):
+            hosts[unit] = ranks[classes[SCRATCH - 1]]

@@ -29,6 +29,12 @@ RAMP_S, RAMP_NOISE = 220.0, 0.2
 HELD = EPS / 2.0
 #: Steps around an off block that are neither on nor off: guests obey within a tenth of a second and a step.
 OBEY_S = 0.1
+#: What a guest gets at least: the law tries one quantum now and then, however little a host leaves.
+LEAST_SHARE = 1e-4
+#: Seconds over which the law's result is taken in clusters: guests stay for hours.
+HORIZON_S = 3600.0
+#: GPU work that a guest starts without a look at its share where nothing else is known, seconds.
+QUANTUM_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,18 @@ def estimate(
         cost = _cost(load, quantum_s, gated, guests, level)
     on = _on(load, seconds, counted)
     return Estimate(1.0 + cost * on, min(_used(load, quantum_s, guests, level) * on, 1.0))
+
+
+@lru_cache(maxsize=1 << 16)
+def beside_host(
+    step_s: float, busy: float, guests: int, quantum_s: float = QUANTUM_S, gaps: int = 1, noise: float = NOISE
+) -> tuple[float, float]:
+    """The part of a GPU that guests get together beside a host whose step keeps it `busy` (0 to 1); its slowdown."""
+    if busy >= 1.0:
+        return LEAST_SHARE, 1.0
+    load = Load(step_s, min(max(busy, 0.01), 0.99) * step_s, gaps, gaps, noise)
+    found = estimate(load, quantum_s, guests=guests, seconds=HORIZON_S, counted=True)
+    return (1.0 - busy) * found.slack_share, found.slowdown
 
 
 def _cost(load: Load, quantum_s: float, gated: bool, guests: int, level: float) -> float:

@@ -23,7 +23,7 @@ from plait.core.resources import Resource
 from plait.grouping.interference import MEASURED_INTERFERENCE
 from plait.grouping.times import interleaved_iteration_s
 from plait.sim.measured_pairs import MeasuredPairs
-from plait.sim.shared_gpu import GpuSharing
+from plait.sim.shared_gpu import GpuSharing, beside_gpus
 
 #: By job number: the memory of switches that jobs have. The others exchange in a ring.
 Granted = Mapping[int, tuple[NetworkGrant, ...]]
@@ -135,7 +135,10 @@ class StandardPhysics:
             return inside
         if self.sharing is not None:
             capacity = None if self.sharing.models is None else gpu_memory_bytes(groups, cluster)
-            return self.sharing.iteration_s(truth, groups, inside, capacity)
+            by_law = self.sharing.iteration_s(truth, groups, inside, capacity)
+            if self.sharing.cores_apart:
+                return by_law
+            return beside_gpus(groups, by_law, alone, stage_s, cpu_shares(truth, groups, cluster))
         return np.maximum(inside, alone * self._crowded(groups, alone, stage_s))
 
     def _spread(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -18,13 +17,10 @@ from plait.core.jit import kernel
 from plait.core.jobs import JobBatch
 from plait.core.plan import Groups
 from plait.core.resources import Resource
-from plait.sharing.macro_model import NOISE, Load, estimate
+from plait.grouping.completion import ENOUGH, STRETCHES
+from plait.sharing.macro_model import LEAST_SHARE, NOISE, beside_host
 from plait.sim.guest_models import GuestModels, Use, use
 
-#: What a guest gets at least: the law tries one quantum now and then, however little a host leaves.
-LEAST_SHARE = 1e-4
-#: Seconds over which the law's result is taken: guests stay for hours.
-HORIZON_S = 3600.0
 GPU = int(Resource.GPU)
 #: Groups for which plain Python takes a tenth of a millisecond, the unit of `compile_policy`.
 GROUPS_A_UNIT = 8
@@ -135,11 +131,13 @@ class GpuSharing:
     gaps       times in a step that a host waits for the GPU; 1 with stage marks and the gate
     models     quanta, gaps, noise, memory and bursts by model; None: all alike, and memory does not matter
     noise      coefficient of variation of a host's steps
+    cores_apart  every job has cores, storage and a network of its own; otherwise hosts and guests share those of their
+               GPUs' part of a node as members of a group do (`beside_gpus`)
 
     A guest gets the part of a host's slack that the macro model of the law says, all of a GPU without a host; the host
     takes as much longer as that model says. Guests
     of a GPU share that evenly. A gang gets what it gets on its worst GPU, and others have what it leaves on its other
-    GPUs. What it does outside the GPU takes as long as before, beside its GPU work if the two overlap when it is alone.
+    GPUs. What it does outside the GPU goes on beside its GPU work if the two overlap when it is alone.
     A host without a stage profile leaves no slack. Raises `InputError` for invalid values.
     """
 
@@ -147,6 +145,7 @@ class GpuSharing:
     gaps: int = 1
     models: GuestModels | None = None
     noise: float = NOISE
+    cores_apart: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.noise < math.inf:
@@ -173,7 +172,7 @@ class GpuSharing:
         quantum_s, gaps, noise = self._pairs(truth, groups, guest)
         for g in np.flatnonzero(crowd).tolist():
             host = float(hosts[g, 0]), float(hosts[g, 1])
-            part[g], longer[g] = _usable(*host, int(crowd[g]), quantum_s[g], gaps[g], noise[g])
+            part[g], longer[g] = beside_host(*host, int(crowd[g]), quantum_s[g], gaps[g], noise[g])
         share = NO_SHARES
         if guests.max(initial=0) > 1 and (guest & (groups.gpu_count() > 1)).any():
             owner, usable = np.repeat(np.arange(len(groups)), groups.gpu_count()), np.ones(len(guests))
@@ -237,11 +236,31 @@ def fair_shares(guest: BoolArray, owner: IntArray, at: IntArray, usable: FloatAr
     return share
 
 
-@lru_cache(maxsize=1 << 16)
-def _usable(step_s: float, busy: float, guests: int, quantum_s: float, gaps: int, noise: float) -> tuple[float, float]:
-    """The part of a GPU that guests get together beside a host whose step keeps it `busy` (0 to 1); its slowdown."""
-    if busy >= 1.0:
-        return LEAST_SHARE, 1.0
-    load = Load(step_s, min(max(busy, 0.01), 0.99) * step_s, gaps, gaps, noise)
-    found = estimate(load, quantum_s, guests=guests, seconds=HORIZON_S, counted=True)
-    return (1.0 - busy) * found.slack_share, found.slowdown
+def beside_gpus(
+    groups: Groups, pace_s: FloatArray, alone: FloatArray, stage_s: FloatArray, share: FloatArray
+) -> FloatArray:
+    """Seconds an iteration of each member, next to all on its GPUs' parts of nodes; `pace_s` is by the law of GPUs.
+
+    The law hands out GPU time alone. Nobody hands out the cores, storage and network that belong to a GPU, so stages
+    there stretch until no resource is used more than all the time. `alone` (members,), `stage_s` and `share` (members,
+    k) as of `together_s` and `cpu_shares`. A stage that takes longer than the iteration alone fills it.
+    """
+    gpus, at = np.unique(groups.gpus, return_inverse=True)
+    if len(gpus) == len(groups.gpus):
+        return pace_s
+    owner, group = np.repeat(np.arange(len(groups)), groups.gpu_count()), groups.group_of_member()
+    others = [r for r in Resource if r != Resource.GPU]
+    overlaps = np.nansum(stage_s, axis=1) > alone * (1.0 + 1e-6)
+    own_s = np.minimum(np.nan_to_num(stage_s[:, others]), alone[:, None])
+    first_job, first_gpu = groups.first_job[:-1], groups.first_gpu[:-1]
+    stretch, out = np.ones((len(groups), len(others))), pace_s
+    for _ in range(STRETCHES):
+        used = np.zeros((len(gpus), len(others)))
+        np.add.at(used, at, np.add.reduceat(own_s * share[:, others] / out[:, None], first_job)[owner])
+        if used.max() <= ENOUGH:
+            break
+        stretch *= np.maximum(np.maximum.reduceat(used[at], first_gpu), 1.0)
+        longer = own_s * stretch[group]
+        more = np.where(overlaps, longer.max(axis=1) - pace_s, longer.sum(axis=1) - own_s.sum(axis=1))
+        out = pace_s + np.maximum(np.maximum.reduceat(more, first_job), 0.0)[group]
+    return out

@@ -64,9 +64,42 @@ def test_a_gang_gets_what_it_gets_on_its_worst_gpu() -> None:
 
 
 def test_stages_that_overlap_alone_overlap_beside_others() -> None:
-    overlapped = StageProfile.from_sequence([0.0, 1.0, 0.5, 0.0], 1.0)
+    overlapped = StageProfile.from_sequence([0.0, 0.5, 0.5, 0.4], 1.0)
     truth = batch(overlapped, overlapped)
     assert paces(truth, (0, (0,), True), (1, (0,), True)) == [1.0, 1.0]  # half of a GPU is enough
+
+
+LOADER = StageProfile.of(cpu=0.8, gpu=0.2)
+
+
+def test_cores_are_handed_out_by_nobody_and_hold_up_host_and_guest_alike() -> None:
+    apart = paces(batch(LOADER, LOADER), (0, (0,), False), (1, (0,), True), cores_apart=True)
+    host_s, guest_s = paces(batch(LOADER, LOADER), (0, (0,), False), (1, (0,), True))
+    assert apart[0] < 1.02 < host_s and apart[1] < guest_s  # noqa: PT018
+    assert 0.8 / host_s + 0.8 / guest_s == pytest.approx(1.0, abs=0.002)
+    both = paces(batch(StageProfile.of(cpu=1.0), StageProfile.of(cpu=1.0)), (0, (0,), True), (1, (0,), True))
+    assert both == pytest.approx([2.0, 2.0], rel=0.01)
+    assert paces(batch(HALF, HALF), (0, (0,), False), (1, (0,), True)) == paces(
+        batch(HALF, HALF), (0, (0,), False), (1, (0,), True), cores_apart=True
+    )
+
+
+def test_jobs_that_declare_few_cores_leave_the_others_theirs() -> None:
+    truth = batch(LOADER, LOADER).replace(cpus=np.array([8.0, 8.0]))
+    there = Groups.of([Group((Member(0),), (0,)), Group((Member(1),), (0,), guest=True)])
+    nodes = Cluster.of(1, 4, cpus=64.0)
+    pace_s, apart_s = (
+        StandardPhysics(sharing=GpuSharing(cores_apart=apart)).iteration_s(truth, there, nodes)
+        for apart in (False, True)
+    )
+    assert pace_s.tolist() == apart_s.tolist()
+    assert (StandardPhysics().iteration_s(batch(LOADER, LOADER), there, nodes) > apart_s).all()
+
+
+def test_a_stage_longer_than_the_iteration_holds_up_nobody_without_company_on_its_gpus() -> None:
+    ahead = StageProfile.from_sequence([0.114, 0.0, 0.08, 0.0], 0.109)  # reads ahead while the GPU works
+    times = paces(batch(ahead, HALF, HALF), (0, (0,), False), (1, (1,), False), (2, (1,), True))
+    assert times[0] == 0.109
 
 
 def test_a_host_without_a_profile_leaves_nothing() -> None:

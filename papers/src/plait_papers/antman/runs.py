@@ -75,7 +75,7 @@ def world_of(case: Case) -> World:
     world = replace(make_world(case.world), checkpoint_every_s=case.checkpoint_every_s)
     physics = world.physics
     assert isinstance(physics, StandardPhysics) and physics.sharing is not None  # noqa: PT018
-    sharing = replace(physics.sharing, quantum_s=case.quantum_s)
+    sharing = replace(physics.sharing, quantum_s=case.quantum_s, cores_apart=True)  # as jobs there request cores
     return replace(world, physics=replace(physics, sharing=sharing))
 
 
