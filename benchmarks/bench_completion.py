@@ -30,7 +30,7 @@ TRACES = ("trace1", "trace3", "job_type_1")
 #: Submitted at one time, so that it has no load.
 AT_ONCE = "trace3_pr"
 OTHERS = ("srtf", "srsf", "muri-s", "muri-s:guard=0.3", "muri-s:guard=0.6")
-OURS = ("muri-s:guard=auto,order=lookahead", "plait")
+OURS = ("muri-s:guard=auto,order=lookahead", "plait:guests=0", "plait")
 
 
 def main() -> None:

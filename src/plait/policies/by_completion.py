@@ -15,25 +15,35 @@ from plait.core.errors import InputError
 from plait.core.policy import View
 from plait.grouping.bucket import ClassedBucket, GroupingOptions
 from plait.grouping.completion import (
+    BESIDE,
     BUCKET,
     CLASS,
+    GPU,
+    GPU_S,
     GPUS,
     KEPT,
     KINDS,
+    NO_LAW,
+    OVERLAPS,
+    OWN_MEMORY,
     RUNS,
     SCRATCH,
     SCRATCH_ROWS,
     CompletionPlan,
     V,
     WorthLine,
+    choose_hosts,
     construct,
     exchange,
     plan_worth,
     repick,
 )
 from plait.grouping.interference import MEASURED_INTERFERENCE
+from plait.grouping.kernels import MEMORY, SOLO
 from plait.grouping.times import Order, group_times
 from plait.policies.interleave import MEMORY_LIMIT, Room, Units, buckets, profiles, running_groups
+from plait.sharing.macro_model import LEAST_SHARE, beside_host
+from plait.sharing.memory_law import CONTEXT_BYTES
 
 #: Cost of a restart without a measurement, seconds.
 UNKNOWN_RESTART_S = 60.0
@@ -67,6 +77,7 @@ class ByCompletion:
     interference   slow-down by group size that is expected on top of the ideal schedule
     learn          expect what reports say of pairs of models instead (`grouping.interference`)
     future         jobs that arrive for each that waits, while the queue lasts
+    guests         so many jobs of a group may be guests of another one of it instead of taking turns; 0: none
     horizon_s      a move of a running job has to earn its restart within this time, seconds
 
     Jobs that may not be stopped (`View.keeps`) stay on their GPUs, and others join them there. Jobs without a measured
@@ -80,10 +91,13 @@ class ByCompletion:
     future: float = 3.0
     horizon_s: float = 3600.0
     learn: bool = True
+    guests: int = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.max_jobs, bool) or self.max_jobs not in (1, 2, 3, 4):
             raise InputError(f"max_jobs must be 1 to 4, one a resource, got {self.max_jobs}")
+        if isinstance(self.guests, bool) or self.guests not in (0, 1, 2, 3):
+            raise InputError(f"guests must be 0 to 3, got {self.guests}")
         if not self.future >= 0 or not self.horizon_s > 0:
             raise InputError(f"future must be >= 0 and horizon_s > 0, got {self.future} and {self.horizon_s}")
 
@@ -92,7 +106,11 @@ class ByCompletion:
         jobs, room = view.jobs, Room.in_view(view)
         bucket = buckets(view, room, self.max_jobs)[order]
         alone = bool((room.asked(jobs.gpus, order) <= room.gpus).all()) and not view.keeps.any
-        members = [[rank] for rank in range(len(order))] if alone else self._plan(view, room, order, bucket)
+        members, hosts = [[rank] for rank in range(len(order))], [-1] * len(order)
+        if not alone:
+            values = progress_values(view, room, order, self.future)
+            line = self._line(view, room, order, bucket, values)
+            members, hosts, _ = best_plan(line, room.gpus, room.inside)
         leads = order[[unit[0] for unit in members]] if members else order[:0]
         companions = {int(order[unit[0]]): tuple(order[unit[1:]].tolist()) for unit in members if len(unit) > 1}
         turns = np.zeros(len(jobs), dtype=np.int64)
@@ -114,12 +132,9 @@ class ByCompletion:
         largest_first = leads[np.lexsort((place_of[leads], -jobs.gpus[leads]))]
         inside = np.zeros(len(jobs), dtype=np.bool_)
         inside[[int(order[rank]) for unit in members for rank in unit]] = True
-        return Units(np.concatenate([largest_first, order[~inside[order]]]), len(leads), companions, turns)
-
-    def _plan(self, view: View, room: Room, order: IntArray, bucket: IntArray) -> list[list[int]]:
-        """The ranks of each unit, its lead first: the best of four plans."""
-        values = progress_values(view, room, order, self.future)
-        return best_plan(self._line(view, room, order, bucket, values), room.gpus, room.inside)[0]
+        lent = {int(order[u[0]]): int(order[host]) for u, host in zip(members, hosts, strict=True) if host >= 0}
+        rest = np.concatenate([largest_first, order[~inside[order]]])
+        return Units(rest, len(leads), companions, turns, hosts=lent)
 
     def _line(self, view: View, room: Room, order: IntArray, bucket: IntArray, values: FloatArray) -> WorthLine:
         """The jobs as the kernels take them."""
@@ -136,7 +151,10 @@ class ByCompletion:
             )
             about[shares, CLASS] = model.of_job
             rows, packed = model.rows, model.packed
+            limit = min((node.gpu_memory_bytes for node in view.cluster if node.gpu_memory_bytes), default=0)
+            law = law_of(model, self.guests, CONTEXT_BYTES / limit if limit else 0.0)
         else:
+            law = NO_LAW
             rows, packed = np.zeros((1, 1)), ClassedBucket.of(options, np.ones((1, 4)), np.ones(1), None, None).packed
         about[:, BUCKET], about[:, GPUS], about[:, KINDS] = bucket, jobs.gpus[order], room.of[order]
         runs = np.where(kept, jobs.running_group[order], running_groups(view, order))
@@ -144,11 +162,31 @@ class ByCompletion:
         about[:, KEPT] = kept
         restart_s = np.nan_to_num(jobs.restart_s[order], nan=UNKNOWN_RESTART_S)
         stay = np.where(about[:, RUNS] >= 0, values * restart_s / self.horizon_s, 0.0)
-        return WorthLine(about, np.column_stack([values, stay]), rows, *packed)
+        return WorthLine(about, np.column_stack([values, stay]), rows, *packed, law, np.zeros((3, 4)))
 
 
-def best_plan(line: WorthLine, gpus: IntArray, inside: BoolArray) -> tuple[list[list[int]], float]:
-    """The ranks of each unit, its lead first, and what the plan is worth: the best of four plans.
+def law_of(model: ClassedBucket, guests: int, context: float = 0.0) -> FloatArray:
+    """What a job of each class is as host and as guest (`WorthLine.law`), for up to so many `guests`.
+
+    `context`: memory that each further process takes, in the unit of the model's.
+    """
+    if not guests:
+        return NO_LAW
+    k, classes = model.resources, model.rows
+    solo_s = classes[:, 3 * k + SOLO]
+    gpu_s = np.minimum(classes[:, GPU], solo_s)
+    out = np.empty((len(classes), BESIDE + 2 * guests))
+    out[:, GPU_S], out[:, OVERLAPS] = gpu_s, classes[:, :k].sum(axis=1) > solo_s * (1.0 + 1e-6)
+    out[:, OWN_MEMORY] = classes[:, 3 * k + MEMORY] + context
+    for c, (step_s, busy_s) in enumerate(zip(solo_s.tolist(), gpu_s.tolist(), strict=True)):
+        for beside in range(guests):
+            part, longer = beside_host(step_s, busy_s / step_s, beside + 1)
+            out[c, BESIDE + 2 * beside : BESIDE + 2 * beside + 2] = max(part, LEAST_SHARE), longer
+    return out
+
+
+def best_plan(line: WorthLine, gpus: IntArray, inside: BoolArray) -> tuple[list[list[int]], list[int], float]:
+    """The ranks of each unit, its lead first, the rank of its host (-1: none), and the worth: the best of four plans.
 
     Three are built with the price of a GPU for the first job that waits in the plan before, at first in the plan
     without groups; the fourth starts from that plan, so that none is worth less.
@@ -180,7 +218,10 @@ def best_plan(line: WorthLine, gpus: IntArray, inside: BoolArray) -> tuple[list[
         worth = either(plan_worth, work)(line, plan, count)
         if worth > top:
             best, units, top = plan, count, worth
-    return [best.members[unit, : best.size[unit]].tolist() for unit in range(units)], top
+    hosts = np.full(units, -1, dtype=np.int64)
+    if line.law.shape[1]:
+        either(choose_hosts, work)(line, best, units, hosts)
+    return [best.members[unit, : best.size[unit]].tolist() for unit in range(units)], hosts.tolist(), top
 
 
 def _price(line: WorthLine, plan: CompletionPlan) -> float:

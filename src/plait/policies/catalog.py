@@ -266,17 +266,26 @@ def _muri(name: str, **options: Any) -> Composed:
 
 #: A job that waited for a week goes before all others.
 BOUND_S = 604_800.0
+#: Guests of a host at most: a third one hardly adds anything.
+GUESTS = 2
 
 
-def _plait(group: bool = True, bound_s: float = BOUND_S, knows: str = "exact", **options: Any) -> Composed:
+def _plait(
+    group: bool = True, bound_s: float = BOUND_S, knows: str = "exact", speeds: str = "", **options: Any
+) -> Composed:
     from plait.policies.by_completion import ByCompletion
+    from plait.policies.upgrade import ToFasterKinds
 
     fields = {f.name for f in dataclasses.fields(ByCompletion)}
     values = {k: v for k, v in options.items() if k in fields}
     rest = {k: v for k, v in options.items() if k not in fields}
     if values and not group:
         raise InputError(f"policy plait: {min(values)} is for groups; it goes with group=on")
-    parts = {"group": ByCompletion(**values) if group else None, "reserve_after_s": bound_s}
+    parts = {
+        "group": ByCompletion(**{"guests": GUESTS, **values}) if group else None,
+        "reserve_after_s": bound_s,
+        "upgrade": ToFasterKinds(_speeds("plait", speeds)),
+    }
     if knows != "exact":  # a job taken for a long one would go back to the end of the line at once
         parts["due_run_s"] = bound_s / 4
     return _known_as("plait", _LOOKAHEAD, parts, knows, **rest)
@@ -319,12 +328,13 @@ def _pollux(group: str = "none", **options: Any) -> Pollux:
 def _sia(speeds: str = "", **options: Any) -> Sia:
     from plait.policies.sia import Sia
 
-    return Sia(**options, speeds=dict(_speed(part) for part in speeds.split("/") if part))
+    return Sia(**options, speeds=_speeds("sia", speeds))
 
 
-def _speed(part: str) -> tuple[str, float]:
-    kind, _, value = part.partition("=")
-    return kind, number("", over=True).parse("sia", f"speeds, kind {kind}", value)
+def _speeds(policy: str, text: str) -> dict[str, float]:
+    """Speeds by kind of GPU of an option such as a100=2/v100=1."""
+    parts = [part.partition("=") for part in text.split("/") if part]
+    return {kind: number("", over=True).parse(policy, f"speeds, kind {kind}", value) for kind, _, value in parts}
 
 
 def _placed(name: str, cls: Callable[..., Policy], **options: Any) -> Policy:
@@ -382,6 +392,7 @@ _MURI_L = {
     "order": dataclasses.replace(_INTERLEAVE["order"], fit=Range(also=("attained", "discretised"))),
 }
 
+_SPEEDS = free_text("how fast GPU kinds are, e.g. a100=2/v100=1; 1 where none is given, plait learns them")
 _PLAIT = {
     **_PLACED,
     **{option: _COMPOSED[option] for option in ("min_run_s", "seed", *_URGENCY)},
@@ -391,6 +402,9 @@ _PLAIT = {
     "knows": _KNOWS,
     "max_jobs": _INTERLEAVE["max_jobs"],
     "learn": _INTERLEAVE["learn"],
+    "guests": whole("guests of a job at most, where that is better than taking turns; 0: none", 0, 3,
+                    fit=Range(0, 3, "linear", whole=True)),
+    "speeds": _SPEEDS,
     "future": number("jobs that arrive for each that waits, while the queue lasts", 0.0,
                      fit=Range(0.0, 10.0, "linear")),
 }  # fmt: skip
@@ -506,7 +520,7 @@ CATALOG: dict[str, Row] = dict(
                      "p": number("exponent of goodputs: -0.5 is fair, 0.5 efficient", -MOST_POWER, MOST_POWER,
                                  fit=Range(-2, 1, "linear")),
                      "penalty": number("what a job without GPUs costs in that sum", fit=Range(0.01, 10, "log")),
-                     "speeds": free_text("how fast GPU kinds are, e.g. a100=2/v100=1; 1 where none is given")},
+                     "speeds": _SPEEDS},
                     True, {"": "sim"})),
         ("optimus", Row("the next GPU to the job whose time it shortens the most",
                         OnDemand("plait.policies.optimus:Optimus"),

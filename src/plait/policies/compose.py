@@ -9,6 +9,9 @@ Each is of a kind of `plait.core.jobs.keys`, where its expression is. An order m
 
 Keys that precede a policy's own order: priority classes, and deadlines if the policy keeps them.
 
+Guests: jobs on the same GPUs are one unit for placement, then a host and its guests in the plan. Which of them is the
+host costs no restart. Start at `side_by_side`.
+
 Batches: the set of waiting jobs that together fill the most free GPUs. Start at `by_batch`.
 
 NetPack batches jobs and places them periodically. The choice of a batch by a knapsack over GPUs, and the value of a job
@@ -19,7 +22,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +35,7 @@ from plait.core.errors import InputError
 from plait.core.jit import kernel
 from plait.core.jobs import JobTable, keys
 from plait.core.jobs.keys import CLOCK_S, TICK_S
-from plait.core.plan import NO_GROUPS, Plan
+from plait.core.plan import NO_GROUPS, Groups, Plan
 from plait.core.policy import DEADLINE, PRIORITY, View
 from plait.placement import Scheme, place
 from plait.placement.packing import How, Placement
@@ -193,6 +199,9 @@ class Ranking:
 
 _PLAIN = Urgency()
 Order = Callable[[View], "Ranking | FloatArray | IntArray"]
+#: From the view and the plan without moves to the plan; the last makes plans of a view, with rows that give up their
+#: GPUs as `move`.
+Upgrade = Callable[[View, Plan, Callable[..., Plan]], Plan]
 Grouping = Callable[[View, IntArray], "Units"]
 
 
@@ -211,6 +220,7 @@ class Composed:
     quantum_s      how often to decide while jobs wait, for orders that change continuously
     min_run_s      a started job is not preempted before it ran this long
     urgency        priority classes, and deadlines if enabled, go before `order`
+    upgrade        moves running groups to faster kinds of GPU that are free; None = they stay
 
     Raises `InputError` for a combination that cannot work.
     """
@@ -227,6 +237,7 @@ class Composed:
     min_run_s: float = 0.0
     seed: int = 0
     urgency: Urgency = _PLAIN
+    upgrade: Upgrade | None = None
 
     def __post_init__(self) -> None:
         if not self.quantum_s > 0:
@@ -255,6 +266,11 @@ class Composed:
     def learns(self) -> bool:
         """Whether decisions depend on what is reported of jobs that share GPUs."""
         return bool(getattr(self.group, "learn", False))
+
+    @property
+    def guests(self) -> bool:
+        """Whether jobs may be guests of others."""
+        return bool(getattr(self.group, "guests", 0))
 
     def ranked(self, view: View) -> IntArray:
         """The rows of the view in the order of the next decision, without placing any."""
@@ -333,16 +349,16 @@ class Composed:
         Units that still find too few cores or too little memory next to the others are split.
         """
         assert self.group is not None
+        seen, view = view, side_by_side(view)
         units = self.group(view, order)
         place_of = np.empty(len(order), dtype=np.int64)
         place_of[order] = np.arange(len(order))
         best_first = units.order[np.argsort(place_of[units.order])]
         plan = Plan(NO_GROUPS)
+        put = partial(place, scheme=scheme, gate=units.gate, turns=units.turns, seed=self.seed)
         for attempt in (units.order, best_first):
-            plan = place(
-                view, attempt, scheme=scheme, companions=units.companions, gate=units.gate, turns=units.turns,
-                seed=self.seed,
-            )  # fmt: skip
+            put = partial(put, order=attempt, companions=units.companions)
+            plan = put(view)
             placed = np.isin(view.jobs.number[units.order[: units.count]], plan.groups.jobs)
             if placed.all():
                 break
@@ -352,12 +368,13 @@ class Composed:
             together = {lead: others for lead, others in units.companions.items() if lead not in shut_out}
             apart = [other for lead in shut_out for other in units.companions[lead]]
             rows = np.concatenate([units.order, np.array(apart, dtype=np.int64)])
-            plan = place(
-                view, rows[np.argsort(place_of[rows])], scheme=scheme, companions=together, gate=units.gate,
-                turns=units.turns, seed=self.seed,
-            )  # fmt: skip
+            put = partial(put, order=rows[np.argsort(place_of[rows])], companions=together)
+            plan = put(view)
+        if self.upgrade is not None and len(view.cluster.kinds) > 1:
+            plan = self.upgrade(view, plan, put)
         return replace(
             plan,
+            groups=hosts_apart(seen, plan.groups, units),
             order=numbers[order],
             levels=None if ranking.levels is None else ranking.levels[order],
             promoted=numbers[ranking.promoted] if len(ranking.promoted) else NO_JOBS,
@@ -374,6 +391,94 @@ class Composed:
             runs = np.isin(view.jobs.number, plan.groups.jobs, assume_unique=True)
             until = min(until, view.now_s + ranking.changes_in_s(runs))
         return until
+
+
+def side_by_side(view: View) -> View:
+    """The same view in which all jobs that hold the same GPUs are one group; the view itself without guests.
+
+    A guest on a part of a host's GPUs, or on those of several hosts, remains a group of its own.
+    """
+    running = view.running
+    if running.guest is None:
+        return view
+    bounds = running.first_gpu.tolist()
+    seen: dict[bytes, int] = {}
+    firsts: list[int] = []
+    unit = np.empty(len(running), dtype=np.int64)
+    for g, (lo, hi) in enumerate(pairwise(bounds)):
+        unit[g] = seen.setdefault(running.gpus[lo:hi].tobytes(), len(seen))
+        if unit[g] == len(firsts):
+            firsts.append(g)
+    of_member = unit[running.group_of_member()]
+    order = np.argsort(of_member, kind="stable")
+    on = running[np.array(firsts, dtype=np.int64)]
+    merged = Groups(
+        running.jobs[order],
+        on.gpus,
+        on.first_gpu,
+        np.concatenate([[0], np.cumsum(np.bincount(of_member, minlength=len(firsts)))]).astype(np.int64),
+        on.gate,
+        None if running.details is None else running.details[order],
+    )
+    jobs = copy(view.jobs)
+    runs = jobs.running_group >= 0
+    jobs.__dict__["running_group"] = np.where(runs, unit[jobs.running_group], -1)
+    return replace(view, jobs=jobs, running=merged)
+
+
+def hosts_apart(view: View, groups: Groups, units: Units) -> Groups:
+    """The groups of a plan, those with a host among `units` as a host and its guests.
+
+    Placement may leave jobs together that are no unit, because they may not be stopped: they stay host and guests if
+    they are now. `view` is the one of `View.running` with guests.
+    """
+    number = view.jobs.number
+    host: dict[frozenset[int], int | None] = {}
+    for lead, others in units.companions.items():
+        row = units.hosts.get(lead)
+        host[frozenset(number[[lead, *others]].tolist())] = None if row is None else int(number[row])
+    running, lends = view.running, set[int]()
+    if running.guest is not None:
+        lends = set(running.jobs[running.guest[running.group_of_member()]].tolist())
+    if groups.single or not (units.hosts or lends):
+        return groups
+    shared = np.flatnonzero(np.diff(groups.first_job) > 1).tolist()
+    copies, leads = np.ones(len(groups), dtype=np.int64), dict[int, int]()
+    for g in shared:
+        members = groups.jobs[groups.first_job[g] : groups.first_job[g + 1]].tolist()
+        together = frozenset(members)
+        first = host.get(together)
+        if together not in host and not lends.isdisjoint(members):
+            first = next((job for job in members if job not in lends), members[0])
+        if first is not None:
+            copies[g], leads[g] = len(members), first
+    if not leads:
+        return groups
+    return _split(groups, copies, leads)
+
+
+def _split(groups: Groups, copies: IntArray, hosts: dict[int, int]) -> Groups:
+    """Each member of the groups of `hosts` as a group of its own; all but the job named there are guests."""
+    index = np.repeat(np.arange(len(groups)), copies)
+    within = np.arange(len(index)) - np.repeat(np.cumsum(copies) - copies, copies)
+    each = groups[index]
+    of_member, size = each.group_of_member(), np.diff(each.first_job)
+    at = np.arange(len(each.jobs)) - np.repeat(each.first_job[:-1], size)
+    lone = copies[index] > 1
+    stays = ~lone[of_member] | (at == within[of_member])
+    jobs = each.jobs[stays]
+    first_job = np.concatenate([[0], np.cumsum(np.where(lone, 1, size))]).astype(np.int64)
+    lead = np.array([hosts.get(g, -1) for g in index.tolist()], dtype=np.int64)
+    guest = lone & (jobs[first_job[:-1]] != lead)
+    return Groups(
+        jobs,
+        each.gpus,
+        each.first_gpu,
+        first_job,
+        None if each.gate is None else np.where(lone, 0, each.gate),
+        None if each.details is None else each.details[stays],
+        guest,
+    )
 
 
 @kernel

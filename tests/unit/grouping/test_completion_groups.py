@@ -11,12 +11,17 @@ import random
 import numpy as np
 import pytest
 
+from plait.core.cluster import Cluster
 from plait.core.jit import plain
+from plait.core.jobs import JobBatch, JobSpec
+from plait.core.plan import Group, Groups, Member
+from plait.core.resources import StageProfile
 from plait.grouping import completion as kernels
 from plait.grouping.bucket import ClassedBucket, GroupingOptions
 from plait.grouping.completion import WorthLine, group_worth
 from plait.grouping.interference import MEASURED_INTERFERENCE
-from plait.policies.by_completion import best_plan
+from plait.policies.by_completion import best_plan, law_of
+from plait.sim.physics import StandardPhysics
 
 #: Seconds on storage, CPU, GPU and network, and of an iteration alone: eight models of Muri's third trace, 8 GPUs each.
 PROFILES = {
@@ -34,7 +39,7 @@ OPTIONS = GroupingOptions(4, "efficiency", "best", True, MEASURED_INTERFERENCE, 
 SLOW = pytest.mark.skipif(not os.environ.get("PLAIT_SLOW"), reason="takes minutes; PLAIT_SLOW=1 runs it")
 
 
-def line_of(names, values, *, runs=None, kept=None, stay=None):
+def line_of(names, values, *, runs=None, kept=None, stay=None, guests=0):
     profile = np.array([PROFILES[name] for name in names], dtype=float)
     model = ClassedBucket.of(OPTIONS, profile[:, :4], profile[:, 4], None, None)
     about = np.zeros((len(names), 6), dtype=np.int64)
@@ -43,7 +48,7 @@ def line_of(names, values, *, runs=None, kept=None, stay=None):
     about[:, kernels.RUNS] = -1 if runs is None else runs
     about[:, kernels.KEPT] = 0 if kept is None else kept
     worth = np.column_stack([np.asarray(values, dtype=float), np.zeros(len(names)) if stay is None else stay])
-    return WorthLine(about, worth, model.rows, *model.packed)
+    return WorthLine(about, worth, model.rows, *model.packed, law_of(model, guests), np.zeros((3, 4)))
 
 
 def values_of(jobs, slots, future):
@@ -54,7 +59,7 @@ def values_of(jobs, slots, future):
 def planned(names, slots, future, **about):
     """The groups, by name, and what they are worth together."""
     line = line_of(names, values_of(len(names), slots, future), **about)
-    units, worth = best_plan(line, np.array([slots * GPUS]), np.ones((1, 1), dtype=bool))
+    units, _, worth = best_plan(line, np.array([slots * GPUS]), np.ones((1, 1), dtype=bool))
     return [[names[rank] for rank in unit] for unit in units], worth
 
 
@@ -112,6 +117,54 @@ def test_jobs_that_may_not_be_stopped_stay_together_and_others_may_join():
     found, _ = planned(names, 1, 0, runs=[0 if one else -1 for one in kept], kept=kept)
     assert {"gpt2", "bert"} <= set(found[0])
     assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    "names", [("bert", "dqn"), ("dqn", "a2c"), ("resnet18", "shufflenet"), ("bert", "a2c", "vgg16")]
+)
+def test_guests_are_worth_what_the_simulator_lets_them_do(names):
+    """By the sharing law and by the resources that nobody hands out; the host is the one that is worth most there."""
+    truth = JobBatch.of(
+        JobSpec(id=name, iterations=1.0, gpus=GPUS, profile=StageProfile.from_sequence(one[:4], one[4]))
+        for name in names
+        for one in [PROFILES[name]]
+    )
+    values, found = [5.0, 2.0, 1.0][: len(names)], []
+    for host in range(len(names)):
+        there = Groups.of(Group((Member(i),), tuple(range(GPUS)), guest=i != host) for i in range(len(names)))
+        pace_s = StandardPhysics().iteration_s(truth, there, Cluster.parse("1x8"))
+        found.append(float(np.sum(np.array(values) * truth.iteration_s / pace_s)))
+    scratch, line = np.zeros(kernels.SCRATCH, dtype=np.int64), line_of(names, values, guests=2)
+    scratch[: len(names)] = line.about[:, kernels.CLASS]
+    for worth in (kernels.guests_worth, plain(kernels.guests_worth)):
+        assert worth(np.arange(len(names)), len(names), line, scratch) == pytest.approx(max(found), rel=1e-9)
+        assert scratch[-1] == int(np.argmax(found))
+
+
+def test_jobs_share_as_guests_or_in_turns_whichever_is_worth_more():
+    names = ["bert", "dqn", "resnet18", "gpt2"]  # each needs something else: turns for four, guests for two
+    ranks, scratch = np.arange(4), np.zeros(kernels.SCRATCH, dtype=np.int64)
+    turns, either = (line_of(names, [4.0, 3.0, 2.0, 1.0], guests=guests) for guests in (0, 1))
+    pair = [group_worth(ranks, 2, line, scratch) for line in (turns, either)]
+    assert pair[0] < 5.0 < pair[1]
+    assert group_worth(ranks, 4, turns, scratch) == group_worth(ranks, 4, either, scratch)
+    _, hosts, _ = best_plan(either, np.array([GPUS]), np.ones((1, 1), dtype=bool))
+    assert hosts[0] >= 0
+    _, hosts, _ = best_plan(turns, np.array([GPUS]), np.ones((1, 1), dtype=bool))
+    assert hosts == [-1]
+
+
+def test_guests_need_memory_for_a_process_of_their_own():
+    model = ClassedBucket.of(OPTIONS, np.array([[0, 0.9, 0.1, 0.0]] * 2), np.ones(2), np.array([0.5, 0.5]), None)
+    assert model.packed[0][4] == 1.0, "the limit"
+    fits, full = (law_of(model, 1, context) for context in (0.0, 0.02))
+    assert fits[0, kernels.OWN_MEMORY] == 0.5
+    assert full[0, kernels.OWN_MEMORY] == 0.52
+    line = line_of(["bert", "dqn"], [2.0, 1.0])
+    for law, allowed in ((fits, True), (full, False)):
+        one = line._replace(rows=model.rows, law=law, scratch=np.zeros((3, 4)))
+        found = kernels.guests_worth(np.arange(2), 2, one, np.zeros(kernels.SCRATCH, dtype=np.int64))
+        assert (found > 0) == allowed
 
 
 def sets_of(jobs, most=4):
@@ -219,7 +272,7 @@ def by_value(slots):
     def choose(left, names):
         order = in_order(left)
         line = line_of([names[rank] for rank in order], values_of(len(order), slots, 0))
-        units, _ = best_plan(line, np.array([slots * GPUS]), np.ones((1, 1), dtype=bool))
+        units, _, _ = best_plan(line, np.array([slots * GPUS]), np.ones((1, 1), dtype=bool))
         return [[order[rank] for rank in unit] for unit in units]
 
     return choose

@@ -18,9 +18,10 @@ from plait.core.jobs import JobBatch, JobSpec
 from plait.core.plan import Plan
 from plait.core.policy import Policy, View
 from plait.core.resources import StageProfile
-from plait.policies.by_completion import progress_values
+from plait.policies.by_completion import ByCompletion, progress_values
 from plait.policies.catalog import make_policy
-from plait.policies.interleave import Room
+from plait.policies.compose import hosts_apart, side_by_side
+from plait.policies.interleave import Room, Units
 from plait.policies.predicted import ByListSchedule, list_schedule
 from plait.sim.run import simulate
 from plait.sim.world import make_world
@@ -81,8 +82,8 @@ def test_the_order_is_the_one_whose_list_schedule_ends_jobs_soonest():
     [
         ("muri-s:guard=auto", 0, [[0]]),  # together 1.09 times as fast as one after the other
         ("muri-s:guard=auto", 30, [[0, 1]]),
-        ("plait", 0, [[0]]),
-        ("plait", 12, [[0, 1]]),
+        ("plait:guests=0", 0, [[0]]),
+        ("plait:guests=0", 12, [[0, 1]]),
     ],
 )
 def test_jobs_share_where_somebody_waits_behind_them(policy, line, together):
@@ -91,6 +92,53 @@ def test_jobs_share_where_somebody_waits_behind_them(policy, line, together):
     jobs += [job(2 + i, work_s=1000.0) for i in range(line)]
     made, _ = first(jobs, make_policy(policy))
     assert members(made) == together
+
+
+def test_a_job_that_leaves_the_gpu_idle_is_host_or_guest_whichever_is_worth_more():
+    """The short job is worth as much as the long one, and loses less as the host."""
+    made, view = first([job(0, profile=GPU, work_s=100.0), job(1, profile=CPU, work_s=10.0)], make_policy("plait"))
+    assert [(g.members[0].job, g.gpus, g.guest) for g in made.groups] == [(1, (0,), False), (0, (0,), True)]
+    assert not made.reasons
+    alone = ByCompletion(guests=0)(view, np.array([1, 0]))
+    assert not alone.companions and not alone.hosts  # noqa: PT018
+
+
+def test_jobs_that_placement_leaves_together_stay_host_and_guest():
+    controller = Controller(make_policy("plait:guests=1"), Cluster.parse("1x1"))
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of([job(0, profile=GPU), job(1, profile=CPU)])))
+    controller.handle(ReplanDue(0.0))
+    view = controller.view()
+    merged = side_by_side(view).running
+    no_turns = np.zeros(2, dtype=np.int64)
+
+    def flags(hosts: dict[int, int], companions: dict[int, tuple[int, ...]]) -> dict[int, bool]:
+        units = Units(np.arange(2), 1, companions, no_turns, hosts=hosts)
+        return {g.members[0].job: g.guest for g in hosts_apart(view, merged, units) if len(g.members) == 1}
+
+    now = {g.members[0].job: g.guest for g in view.running}
+    assert sorted(now.values()) == [False, True]
+    assert flags({}, {}) == now, "no unit of the policy"
+    assert flags({0: 0}, {0: (1,)}) == {0: False, 1: True}
+    assert flags({0: 1}, {0: (1,)}) == {0: True, 1: False}
+    assert flags({}, {0: (1,)}) == {}, "they take turns from now on"
+
+
+def test_hosts_and_guests_on_the_same_gpus_are_one_unit_for_placement():
+    controller = Controller(make_policy("plait:guests=1"), Cluster.parse("1x2"))
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of([job(i, profile=CPU if i % 2 else GPU) for i in range(4)])))
+    controller.handle(ReplanDue(0.0))
+    assert len(controller.running) == 4
+    assert controller.running.guest.sum() == 2
+    view = controller.view()
+    seen = side_by_side(view)
+    assert members(Plan(seen.running)) == sorted(
+        sorted(m.job for g in view.running if g.gpus == (gpu,) for m in g.members) for gpu in (0, 1)
+    )
+    assert seen.running.guest is None
+    assert view.running.guest is not None
+    assert (seen.keeps.rows == view.keeps.rows).all()
+    controller.handle(ReplanDue(60.0))
+    assert controller.job_store.columns["starts"][:4].tolist() == [1, 1, 1, 1]
 
 
 def test_nobody_shares_while_all_fit_or_groups_are_off():
@@ -112,7 +160,7 @@ def test_running_groups_may_exceed_the_limit_of_another_policy(policy):
     for number, (now_s, most) in enumerate(((5.0, 4), (500.0, int(policy[-1]))), start=8):
         controller.handle(JobSubmitted(now_s, number, JobBatch.of([job(number, work_s=2e5)])))
         controller.handle(ReplanDue(now_s))
-        sizes = [len(group.members) for group in controller.running]
+        sizes = [sum(len(group.members) for group in controller.running if gpu in group.gpus) for gpu in (0, 1)]
         assert sizes == [4, 4] if now_s == 5.0 else len(sizes) == 2 and max(sizes) <= most
 
 
@@ -172,6 +220,7 @@ def test_of_jobs_past_the_bound_the_one_that_waited_longest_goes_first():
         ("plait:group=off,future=1", "policy plait: future is for groups; it goes with group=on"),
         ("plait:future=-1", "policy plait: future is -1"),
         ("plait:max_jobs=5", "policy plait: max_jobs is 5"),
+        ("plait:guests=4", "policy plait: guests is 4"),
         ("muri-s:guard=late", "guard is 'late'; it takes a finite number >= 0, auto, on or off"),
     ],
 )

@@ -77,7 +77,7 @@ def run(policy: str, log: float) -> dict[frozenset[int], float]:
 
 @pytest.mark.parametrize(
     ("policy", "without"),
-    [("plait", "plait:learn=off"), ("muri-s:max_jobs=2,learn=on", "muri-s:max_jobs=2")],
+    [("plait:guests=0", "plait:guests=0,learn=off"), ("muri-s:max_jobs=2,learn=on", "muri-s:max_jobs=2")],
 )
 def test_a_group_that_breaks_its_promise_is_split_within_three_rounds(policy, without):
     together = run(policy, 1.2)
@@ -87,12 +87,12 @@ def test_a_group_that_breaks_its_promise_is_split_within_three_rounds(policy, wi
 
 
 def test_a_group_that_keeps_its_promise_stays():
-    assert max(run("plait", 0.0).values()) > 100 * ROUND_S
-    assert run("plait", 0.0) == run("plait:learn=off", 0.0)
+    assert max(run("plait:guests=0", 0.0).values()) > 100 * ROUND_S
+    assert run("plait:guests=0", 0.0) == run("plait:guests=0,learn=off", 0.0)
 
 
 def test_reports_of_a_live_group_split_it_and_outlive_a_snapshot():
-    controller = Controller(make_policy("plait"), Cluster.parse("1x1"))
+    controller = Controller(make_policy("plait:guests=0"), Cluster.parse("1x1"))
     controller.handle(JobSubmitted(0.0, 0, JobBatch.of(jobs())))
     controller.handle(ReplanDue(0.0))
     (pair,) = [g for g in controller.plan.groups if len(g.members) > 1]
