@@ -24,6 +24,7 @@ from plait.sim.contract import CONTRACTS, check_policy
 
 VARIANTS = (
     "fifo-backfill:reserve_after_s=100",
+    "fifo-backfill:knows=predicted",
     "yarn-cs:shares=2/1",
     "yarn-cs:preempt=on",
     "srsf:min_run_s=300",
@@ -33,7 +34,7 @@ VARIANTS = (
     "muri-s:max_jobs=2,merge=always",
     "muri-s:max_jobs=3,guard=off,turns=worst,placement=skew",
     "muri-s:objective=speedup,method=greedy,interference=off,idle_slots=off",
-    "muri-s:method=consecutive",
+    "muri-s:method=consecutive,learn=on",
     "muri-s:method=auto,guard=0.1,order=attained,quantum_s=60",
     "muri-l:improve=on,quantum_s=60",
     "muri-l:order=discretised,method=exact",

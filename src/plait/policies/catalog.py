@@ -47,7 +47,7 @@ from plait.policies.options import (
     switch,
     whole,
 )
-from plait.policies.predicted import ByListSchedule, ByPrediction
+from plait.policies.predicted import ByBackfill, ByListSchedule, ByPrediction
 from plait.policies.quotas import Quotas, WithinQuotas
 from plait.policies.themis import Themis
 from plait.policies.tiresias import WITHIN, Queues
@@ -198,6 +198,12 @@ _SRTF: Knowledge = {
 _SJF: Knowledge = {
     "exact": (compose.by_duration, {}), "predicted": (ByPrediction(mean=True), {}), "nothing": (compose.by_arrival, {}),
 }  # fmt: skip
+_BACKFILL: Knowledge = {
+    "nothing": (compose.by_arrival, {}), "predicted": (ByBackfill("predicted"), {"strict": True}),
+    "exact": (ByBackfill("exact"), {"strict": True}),
+}  # fmt: skip
+_GOES_AHEAD = choice("who goes ahead of the first in line: nothing, whatever fits; predicted and exact, what does not "
+                     "delay it by these durations", *_BACKFILL, fit=("predicted",))  # fmt: skip
 _LOOKAHEAD: Knowledge = {knows: (ByListSchedule(knows=knows), {}) for knows in ("exact", "predicted", "nothing")}
 _KNOWS = choice("durations of jobs: exact; predicted from jobs of their kind that ended; nothing, so by what they have "
                 "received, and plait by all jobs that ended", *_SRSF, fit=("predicted", "nothing"))  # fmt: skip
@@ -210,15 +216,19 @@ def _known_as(
 ) -> Composed:
     """A policy with the order of this knowledge."""
     found, also = order[knows]
+    if also.get("strict") and "reserve_after_s" in options:
+        raise InputError(f"policy {name}: reserve_after_s goes with knows=nothing; otherwise the first in line has one")
     return _composed(name, found, {**defaults, **also}, **options)
 
 
 def _by_duration(
-    summary: str, name: str, order: Knowledge, knows: str, *cites: str, **defaults: Any
+    summary: str, name: str, order: Knowledge, needs: str, *cites: str, knows: str = "exact", **defaults: Any
 ) -> tuple[str, Row]:
-    _, row = _ordered(summary, name, None, knows, *cites, **defaults)
-    make = partial(_known_as, name, order, defaults)
-    return name, dataclasses.replace(row, make=make, options={**row.options, "knows": _KNOWS})
+    """A row of a policy whose order needs durations; `knows` is what it knows of them by default."""
+    _, row = _ordered(summary, name, None, needs, *cites, **defaults)
+    make = partial(_known_as, name, order, defaults, knows=knows)
+    known = _KNOWS if knows == "exact" else _GOES_AHEAD
+    return name, dataclasses.replace(row, make=make, options={**row.options, "knows": known})
 
 
 def _tiresias(name: str, **options: Any) -> Composed:
@@ -451,8 +461,8 @@ CATALOG: dict[str, Row] = dict(
     [
         _ordered("first in, first out; the head of the line blocks", "fifo", compose.by_arrival, "nothing",
                  preempt=False, strict=True),
-        _ordered("first in, first out; what fits may go ahead", "fifo-backfill", compose.by_arrival, "nothing",
-                 "tiresias", preempt=False),
+        _by_duration("first in, first out; what fits may go ahead", "fifo-backfill", _BACKFILL, "nothing",
+                     "tiresias", preempt=False, knows="nothing"),
         ("yarn-cs", Row("capacity scheduler: FIFO queues, gangs wait to be consolidated under one switch",
                         partial(_placed, "yarn-cs", YarnCapacity), "nothing", ("yarn", "tiresias"),
                         {**_PLACED, "shares": number("capacity of each queue, e.g. 2/1", over=True, many=True),
@@ -624,6 +634,8 @@ def knowledge(policy: str) -> str:
     if _PREDICTED in row.knows:
         return "predicted"
     order, knows = options.get("order"), options.get("knows", "exact")
+    if name == "fifo-backfill":
+        return options.get("knows", "nothing")
     by_duration = any(part in _DURATIONS for part in row.knows.split(", "))
     if order in _ORDER_NAMES:
         by_duration = order == "themis" or order in _BY_KNOWLEDGE

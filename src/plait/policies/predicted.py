@@ -102,6 +102,54 @@ class ByPrediction:
         return Ranking((keys,), running_s=changes_in_s(left))
 
 
+#: A reservation counts on the ends of jobs by this quantile of what they still need, where that is predicted.
+LATE = 0.75
+
+
+@dataclass(frozen=True)
+class ByBackfill:
+    """First in, first out, and a job goes ahead if that delays the start of the first that waits by no estimate.
+
+    EASY backfilling (Lifka, JSSPP'95), by GPU counts: the first job that does not fit is due when running jobs will
+    have left enough GPUs. Another goes ahead if it ends before, or if what it takes is left over then. It goes with
+    `strict`, without preemption. `knows`: `exact` seconds left, or the quantile `LATE` of `predicted` ones.
+    """
+
+    knows: Knows = "predicted"
+
+    def __call__(self, view: View) -> Ranking:
+        """1 for the first job that has to wait and those behind it that may not go ahead, otherwise 0."""
+        jobs = view.jobs
+        left = None if self.knows == "exact" else lives(jobs)
+        left_s = jobs.remaining_s if left is None else left.quantile_s(LATE)
+        keys = np.zeros(len(jobs), dtype=np.int64)
+        holds = [(float(left_s[row]), int(jobs.gpus[row])) for row in np.flatnonzero(jobs.running).tolist()]
+        free = int(view.node_gpus.sum()) - sum(gpus for _, gpus in holds)
+        due_s, spare = -np.inf, 0
+        for row in np.flatnonzero(~jobs.running).tolist():
+            gpus, needs_s = int(jobs.gpus[row]), float(left_s[row])
+            first = gpus > free and due_s < 0
+            if first:
+                due_s, spare = self._due(holds, free, gpus)
+            ahead = due_s < 0 or (not first and gpus <= free and (needs_s <= due_s or gpus <= spare))
+            if not ahead:
+                keys[row] = 1
+                continue
+            free -= gpus
+            spare -= gpus if needs_s > due_s else 0
+            holds.append((needs_s, gpus))
+        return Ranking((keys,), running_s=None if left is None else changes_in_s(left))
+
+    @staticmethod
+    def _due(holds: list[tuple[float, int]], free: int, gpus: int) -> tuple[float, int]:
+        """In how many seconds so many GPUs will be free, and how many more then; infinite and all if never."""
+        for end_s, held in sorted(holds):
+            free += held
+            if free >= gpus:
+                return max(end_s, 0.0), free - gpus
+        return np.inf, free
+
+
 #: Sums of completion times that differ by less, relatively, are equal.
 TIE = 1e-6
 

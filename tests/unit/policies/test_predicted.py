@@ -178,3 +178,31 @@ def test_kinds_are_equal_in_every_store():
     assert rows[0] == rows[1]
     assert len({*rows[0]}) == 5
     assert 0 not in rows[0]
+
+
+def test_backfill_delays_the_first_in_line_by_no_estimate():
+    def spec(i, work_s, gpus, submit_s):
+        return JobSpec(id=f"j{i}", submit_s=submit_s, gpus=gpus, min_gpus=gpus, max_gpus=gpus, iterations=work_s,
+                       iteration_s=1.0)  # fmt: skip
+
+    jobs = [spec(0, 100.0, 2, 0.0), spec(1, 50.0, 4, 1.0), spec(2, 200.0, 2, 2.0), spec(3, 90.0, 1, 3.0),
+            spec(4, 90.0, 1, 4.0)]  # fmt: skip
+    starts = {}
+    for knows in ("nothing", "exact"):
+        policy = make_policy(f"fifo-backfill:knows={knows}")
+        run = simulate(JobBatch.of(jobs), Cluster.parse("1x4"), policy, make_world("ideal"))
+        starts[knows] = run.controller.job_store.columns["first_start_s"][:5].tolist()
+    assert starts["nothing"] == [0.0, 202.0, 2.0, 100.0, 100.0]
+    assert starts["exact"] == [0.0, 100.0, 150.0, 3.0, 4.0], "j2 would delay j1, j3 and j4 end before it"
+    with pytest.raises(InputError, match="reserve_after_s goes with knows=nothing"):
+        make_policy("fifo-backfill:knows=predicted,reserve_after_s=100")
+
+
+@pytest.mark.parametrize(
+    ("policy", "known"),
+    [("fifo-backfill", "nothing"), ("fifo-backfill:knows=predicted", "predicted"),
+     ("fifo-backfill:knows=exact", "exact"), ("fifo-backfill:ina=inalloc/margin=1.2", "exact"),
+     ("fifo:ina=atp", "nothing")],
+)  # fmt: skip
+def test_backfill_and_switch_memory_state_what_they_know(policy, known):
+    assert knowledge(policy) == known
