@@ -54,7 +54,7 @@ class Service:
         self.cancelled.add(name)
 
 
-def searched(service: Service, looks: int = 10_000, **options: Any) -> JobSearch:
+def searched(service: Any, looks: int = 10_000, **options: Any) -> JobSearch:
     search = JobSearch(service, REQUEST, TuneRequest(command=["x"], **({"param": PARAMETERS, "trials": 30} | options)))
     for _ in range(looks):
         if not search.look():

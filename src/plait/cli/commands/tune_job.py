@@ -12,19 +12,21 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from plait.cli.connection import client, print_json, print_table
 from plait.cli.declared import command
 from plait.cli.submission import Asked, requests_of, runs_here
 from plait.core.errors import InputError
 from plait.core.options import option
-from plait.live.api.jobs import LogPart, SubmittedJob, WholeJob
 from plait.live.notes import note
 from plait.live.protocol.arrays import members
+
+if TYPE_CHECKING:
+    from plait.live.client.client import Client
 
 #: Seconds between two looks at the trials.
 LOOK_S = 1.0
@@ -75,15 +77,6 @@ def parse_parameter(text: str) -> tuple[str, dict[str, Any]]:
     return name, {"name": kind, "attributes": {"low": low, "high": high, "log": bool(found[2]), "step": step}}
 
 
-class _Service(Protocol):
-    """What the search needs of `plait.live.client.client.Client`."""
-
-    def submit(self, jobs: Sequence[Mapping[str, Any]]) -> list[SubmittedJob]: ...
-    def job(self, job: str) -> WholeJob: ...
-    def logs(self, job: str, *, offset: int = 0) -> LogPart: ...
-    def cancel(self, job: str) -> object: ...
-
-
 @dataclass
 class JobTrial:
     """A trial that waits or runs: Optuna's, its job, and what its log has shown up to `offset`.
@@ -103,7 +96,7 @@ class JobTrial:
 class JobSearch:
     """A search by jobs that are made of one request; `look` once in a while until it returns False."""
 
-    def __init__(self, service: _Service, request: Mapping[str, Any], asked: TuneRequest) -> None:
+    def __init__(self, service: Client, request: Mapping[str, Any], asked: TuneRequest) -> None:
         """Continue the study of `asked`, or begin one. Raises `InputError` for bad parameters, or without Optuna."""
         try:
             import optuna

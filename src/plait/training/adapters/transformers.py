@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 
 from plait.core.errors import InputError
 from plait.core.resources import Resource, skew
@@ -42,9 +42,7 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         found = foreign.newest(self.job) if self.job else None
         return str(found) if found else None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count on from the Trainer's step."""
         if self.job is None:
             return
@@ -52,22 +50,16 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         if (model := kwargs.get("model")) is not None:
             self.job.page.skew = skew(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.job is not None and not self.job.stages.is_open(Resource.GPU):
             self.job.stages.enter(Resource.GPU)
 
-    def on_substep_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Yield to other jobs after a part of an accumulated step."""
         if self.job is not None:
             self.job.yield_point()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Count an iteration; request a checkpoint, or stop."""
         job = self.job
         if job is None:
@@ -82,7 +74,7 @@ class PlaitCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         job.settle()
         return control
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Commit the checkpoint that the Trainer has written, and end if a stop was requested."""
         job = self.job
         if job is None:
@@ -106,9 +98,7 @@ class _Adapting(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def __init__(self, trainer: Any, passes: Passes, options: dict[str, Any]) -> None:
         self._trainer, self._passes, self._options = trainer, passes, options
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Adapt the model as it is wrapped, and the optimizer within Accelerate's."""
         trainer = self._trainer
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
@@ -119,9 +109,7 @@ class _Adapting(TrainerCallback):  # type: ignore[misc, unused-ignore]
             scheduler=scheduler, scaler=scaler, **self._options,
         )  # fmt: skip
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Stop at the progress of all epochs, before the Trainer looks for another batch."""
         control.should_training_stop = self._passes.loader.progress.reached
         return control
