@@ -1,6 +1,6 @@
 """Commit checkpoints that a trainer writes in its own format, and adapt its batch.
 
-With an adaptive loader checkpoints are plait's own: a trainer begins anew after a restart, and the loader goes on.
+With an adaptive loader checkpoints are plait's own: a trainer begins again after a restart, and the loader continues.
 """
 
 from __future__ import annotations
