@@ -16,9 +16,9 @@ class MuriRequest:
     """The options of `plait reproduce muri`."""
 
     data: Annotated[Path, typer.Option(help="Folder with the artifact's traces: trace1.csv, trace3.csv, ...")]
-    figure: Annotated[Text, typer.Option(metavar="FIGURE,...", help="9 to 14, tables or testbed. [default: all]")] = (
-        None
-    )
+    figure: Annotated[
+        Text, typer.Option(metavar="FIGURE,...", help="8 to 14, tables, testbed, table1 or themis. [default: all]")
+    ] = None
     report: Page = None
     json: Json = None
     work: WorkFolder = None

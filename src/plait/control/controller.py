@@ -82,7 +82,7 @@ from plait.core.errors import PlaitError, PlanError
 from plait.core.jobs import TRANSITIONS, Checkpoints, JobTable, Phase
 from plait.core.network_grants import NetworkFigures, NetworkGrant
 from plait.core.plan import NO_GROUPS, TURN, Gate, Groups, NodeReservation, Plan, Reservation
-from plait.core.policy import Policy, Usage, View, has_preemption, layers
+from plait.core.policy import Policy, Usage, View, has_preemption, layers, memory_kept
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.core.resources import Resource
 from plait.core.words import counted, noted
@@ -670,7 +670,8 @@ class Controller:
             name = store.name(job) if 0 <= job < store.count else f"job number {job}"
             beside = [store.name(one) for one in neighbours(groups, gpu) if one != job and 0 <= one < store.count]
             raise plan_error(code, name, gpu, self.cluster, policy, ", ".join(beside[:3]), self.max_guests_per_gpu)
-        refuse_overload(groups, changes.changed, columns, self.cluster, store.name, policy)
+        kept = memory_kept(self.policy)
+        refuse_overload(groups, changes.changed, columns, self.cluster, store.name, policy, kept)
         if groups.guest is not None:
             refuse_overfull(groups, changes.changed, columns["gpu_memory_bytes"], self.cluster, store.name, policy)
         return changes

@@ -197,6 +197,14 @@ def has_preemption(policy: Policy) -> bool:
     return bool(getattr(policy, "preempts", False))
 
 
+def memory_kept(policy: Policy) -> float:
+    """Part of its peak GPU memory that a member of a group is taken to hold while another has its own; 1: peaks add up.
+
+    A policy declares less by an attribute of this name; its plans are then checked by it.
+    """
+    return min(float(getattr(one, "memory_kept", 1.0)) for one in layers(policy))
+
+
 def has_grants(policy: Policy) -> bool:
     """Whether plans of the policy grant memory of switches, as far as its attribute `grants` declares."""
     return bool(getattr(policy, "grants", False))

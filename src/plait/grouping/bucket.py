@@ -125,7 +125,10 @@ Node = tuple[int, ...]
 
 @dataclass(frozen=True)
 class GroupingOptions:
-    """Settings for the value of a group; hashable, so that it can be part of a cache's key."""
+    """Settings for the value of a group; hashable, so that it can be part of a cache's key.
+
+    Members need the largest peak of their memory and the part `memory_kept` of the others': 1 is the sum.
+    """
 
     max_jobs: int = 4
     objective: Objective = "efficiency"
@@ -134,6 +137,7 @@ class GroupingOptions:
     interference: tuple[float, ...] = (1.0,)
     guard: float | None = 0.0
     memory_limit_bytes: float = float("inf")
+    memory_kept: float = 1.0
 
     def factor(self, jobs: int) -> float:
         """Slow-down of a group of so many jobs; the last one given counts for all larger groups."""
@@ -214,7 +218,7 @@ class ClassedBucket:
     def packed(self) -> tuple[FloatArray, IntArray, IntArray, IntArray]:
         """Numbers, shape, table and first of the kernels, with the guard on."""
         numbers, shape, table, first = _packed(self.options, self.resources, self.shared)
-        return np.append(numbers, self.least_cost), shape, table, first
+        return np.append(numbers, [self.least_cost, self.options.memory_kept]), shape, table, first
 
     @property
     def least_cost(self) -> float:
@@ -268,16 +272,17 @@ class ClassedBucket:
         after = 3 * self.resources
         most = self.options.max_jobs
         sizes = (members >= 0).sum(axis=1)
-        worth, solo, memory, longest = np.zeros((4, len(members)))
+        worth, solo, memory, peak, longest = np.zeros((5, len(members)))
         for i in range(members.shape[1]):
             there = members[:, i] >= 0
             own = self.rows[members[:, i], after:]
             worth += np.where(there, own[:, kernels.WORTH], 0.0)
             solo += np.where(there, own[:, kernels.SOLO], 0.0)
             memory += np.where(there, own[:, kernels.MEMORY], 0.0)
+            peak = np.maximum(peak, np.where(there, own[:, kernels.MEMORY], 0.0))
             longest = np.maximum(longest, np.where(there, own[:, kernels.SOLO], 0.0))
         time = np.maximum(time, longest) * (numbers[sizes - 1] * self._pair_factors(members, sizes))
-        fine = (at >= 0) & (memory <= numbers[most])
+        fine = (at >= 0) & (memory - (1.0 - numbers[most + 2]) * (memory - peak) <= numbers[most])
         value = np.where(fine, worth / time, 0.0)
         speedup = np.where(fine, solo / time, 0.0)
         alone = sizes == 1

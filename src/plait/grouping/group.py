@@ -213,6 +213,7 @@ def group(
     guard: float | None = 0.0,
     gpus_available: int | None = None,
     memory_limit_bytes: float | None = None,
+    memory_kept: float = 1.0,
     improve: bool | None = None,
     cache: GroupingCache | None = None,
     now: Sequence[int] | None = None,
@@ -231,6 +232,7 @@ def group(
     gpus_available  merge only while the groups need more GPUs than that, cheapest merges first (none or
                     less than none: as far as it goes); None (the paper) merges whatever is matched
     memory_limit_bytes  most GPU memory on each GPU that members of a group may hold together
+    memory_kept         part of its peak that a member holds while another has its own; 1: peaks add up
     improve         local search after the rounds; None: yes if the method is "auto"
     now             the group that each job is in at present, -1 for none: of equal jobs, present sharers stay together.
                     It changes who is in which group, and not how good the groups are
@@ -251,6 +253,7 @@ def group(
         interference,
         guard,
         float("inf") if memory_limit_bytes is None else float(memory_limit_bytes),
+        memory_kept,
     )
     checked(options, jobs, method)
     cache = GroupingCache() if cache is None else cache
@@ -327,6 +330,8 @@ def checked(options: GroupingOptions, jobs: Candidates, method: str = "auto") ->
         raise InputError(f"guard must be a margin > -1, or None for no guard, got {options.guard}")
     if not options.memory_limit_bytes >= 0:
         raise InputError(f"memory_limit_bytes must be >= 0, got {options.memory_limit_bytes}")
+    if not 0 <= options.memory_kept <= 1:
+        raise InputError(f"memory_kept is a part of a peak from 0 to 1, got {options.memory_kept}")
 
 
 def buckets_of(jobs: Candidates, options: GroupingOptions, cache: GroupingCache) -> list[Bucket]:

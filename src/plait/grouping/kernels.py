@@ -4,7 +4,8 @@ All take the same packed description of a bucket, made by `model.Model`, so that
   rows[c]     one class of equal jobs: its k stage times twice in a row (so that offset + slot needs no modulo),
               its k shares, then WORTH, ALONE, MEMORY, SOLO, LEAST (see below); where the cost of pairs has been
               learnt, one more column for each class: the logarithm of what a pair with it costs beyond the factor
-  numbers     interference factor of 1, 2, ... max_jobs jobs, the memory limit, the least that pairs can change a factor
+  numbers     interference factor of 1, 2, ... max_jobs jobs, the memory limit, the least that pairs can change a factor,
+              `GroupingOptions.memory_kept`
   shape       k, max_jobs, 1 for the worst order, 1 where shares count, 1 if a group takes at least as long as
               each part of it (not so where a part has fewer orders)
   table       all turn vectors to try; for p jobs rows first[p] to first[p + 1]
@@ -103,14 +104,15 @@ def group_value(
     after = 3 * shape[0]
     if jobs == 1:
         return rows[group[0], after + ALONE], 1.0
-    worth, solo, memory, longest = 0.0, 0.0, 0.0, 0.0
+    worth, solo, memory, peak, longest = 0.0, 0.0, 0.0, 0.0, 0.0
     for i in range(jobs):
         worth += rows[group[i], after + WORTH]
         solo += rows[group[i], after + SOLO]
         memory += rows[group[i], after + MEMORY]
+        peak = max(peak, rows[group[i], after + MEMORY])
         if rows[group[i], after + SOLO] > longest:
             longest = rows[group[i], after + SOLO]
-    if jobs > shape[1] or memory > numbers[shape[1]]:
+    if jobs > shape[1] or memory - (1.0 - numbers[shape[1] + 2]) * (memory - peak) > numbers[shape[1]]:
         return 0.0, 0.0
     time, at = group_time(rows, group, jobs, shape, table, first)
     if at < 0:

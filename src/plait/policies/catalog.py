@@ -29,7 +29,7 @@ from plait.policies.citations import CITATIONS
 from plait.policies.compose import Composed, Urgency, by_batch
 from plait.policies.fair import Drf, YarnCapacity
 from plait.policies.gandiva import Gandiva
-from plait.policies.gittins import REFRESH, Distribution, FixedIndex, GittinsIndex, LearntIndex
+from plait.policies.gittins import REFRESH, ByGittins, Distribution, FixedIndex, GittinsIndex, LearntIndex
 from plait.policies.options import (
     LEAST_S,
     MOST_GUESTS,
@@ -143,6 +143,14 @@ _QUEUES = {
     "floor_s": seconds("run time counted at least, for the guard, seconds", fit=Range(60, 86_400, "log")),
     "dimensions": choice("2 = GPU-seconds, 1 = seconds", words={"2": 2, "1": 1}, fit=("2", "1")),
 }  # fmt: skip
+_INDEX = {
+    "sizes": free_text("file of job sizes in GPU-seconds; without it they are learnt"),
+    "quantum": number("quantum of the index, GPU-seconds; 0 = supremum, default of 2d-gittins; default of tiresias-g "
+                      "the queue's bound", unit="GPU-seconds", infinite=True,
+                      fit=Range(100, 1e6, "log", also=("0",))),
+    "every": whole("refresh the learnt distribution after this many departures", 1, 10**9,
+                   fit=Range(10, 1000, "log", whole=True)),
+}  # fmt: skip
 
 
 def placement(name: str, **options: Any) -> Scheme | Placement:
@@ -238,15 +246,23 @@ def _tiresias(name: str, **options: Any) -> Composed:
     return _composed(name, Queues(**values), {}, **{"placement": "skew", **rest})
 
 
-def _tiresias_g(sizes: str = "", quantum: float | None = None, every: int | None = None, **options: Any) -> Composed:
-    index: GittinsIndex
-    if sizes:
-        if every is not None:
-            raise InputError(f"policy tiresias-g: every is {every}; it goes with sizes that are learnt, without sizes=")
-        index = FixedIndex(Distribution.of_samples(_read_sizes(sizes)), quantum)
-    else:
-        index = LearntIndex(REFRESH if every is None else every, quantum)
+def _gittins(name: str, sizes: str = "", quantum: float | None = None, every: int | None = None) -> GittinsIndex:
+    if not sizes:
+        return LearntIndex(REFRESH if every is None else every, quantum)
+    if every is not None:
+        raise InputError(f"policy {name}: every is {every}; it goes with sizes that are learnt, without sizes=")
+    return FixedIndex(Distribution.of_samples(_read_sizes(sizes)), quantum)
+
+
+def _tiresias_g(**options: Any) -> Composed:
+    index = _gittins("tiresias-g", **{option: options.pop(option) for option in _INDEX if option in options})
     return _tiresias("tiresias-g", index=index, **options)
+
+
+def _gittins_2d(quantum: float = 0.0, **options: Any) -> Composed:
+    given = {option: options.pop(option) for option in _INDEX if option in options}
+    order = ByGittins(_gittins("2d-gittins", quantum=quantum, **given))
+    return _composed("2d-gittins", order, {"quantum_s": 360.0, "place": SkewAware()}, **options)
 
 
 def _muri(name: str, **options: Any) -> Composed:
@@ -387,6 +403,8 @@ _INTERLEAVE = {
     "improve": switch("swap jobs between groups while that helps", fit=True),
     "sticky": switch("running groups stay together unless regrouping gains more than its restarts cost"),
     **{option: _COMPOSED[option] for option in ("min_run_s", "reserve_after_s")},
+    "memory_kept": number("part of its peak GPU memory that a job holds outside its turn; 1: peaks add up; less "
+                          "(paper: 0.1): where peaks meet, jobs run out of memory and restart", 0.0, 1.0),
     "interference": switch("expect the measured slow-down of sharing"),
     "learn": switch("expect what running groups report of pairs of models instead, and split groups that pay less",
                     fit=True),
@@ -483,13 +501,11 @@ CATALOG: dict[str, Row] = dict(
                            partial(_tiresias, "tiresias-l"), "nothing", ("tiresias",), _QUEUES, True)),
         ("tiresias-g", Row("2D-Gittins: queues ordered by the Gittins index of a size distribution",
                            _tiresias_g, "distribution of past sizes", ("tiresias", "gittins"),
-                           {**_QUEUES,
-                            "sizes": free_text("file of job sizes in GPU-seconds; without it they are learnt"),
-                            "quantum": number("quantum of the index, GPU-seconds; 0 = supremum; default the queue's "
-                                              "bound", unit="GPU-seconds", infinite=True,
-                                              fit=Range(100, 1e6, "log", also=("0",))),
-                            "every": whole("refresh the learnt distribution after this many departures", 1, 10**9,
-                                           fit=Range(10, 1000, "log", whole=True))}, True)),
+                           {**_QUEUES, **_INDEX}, True)),
+        ("2d-gittins", Row("largest Gittins index of GPU-time received first, continuous",
+                           _gittins_2d, "distribution of past sizes", ("tiresias", "gittins"),
+                           {**{option: _COMPOSED[option] for option in (*_PLACED, "min_run_s", "seed", *_URGENCY)},
+                            "quantum_s": _FITTED_QUANTUM_S, **_INDEX}, True)),
         ("themis", Row("finish-time fairness, max-min over time shares, leases", partial(_placed, "themis", Themis),
                        "remaining time", ("themis", "gavel"),
                        {**_PLACED,

@@ -258,6 +258,11 @@ class Composed:
         return self.urgency.uses
 
     @property
+    def memory_kept(self) -> float:
+        """See `plait.core.policy.memory_kept`."""
+        return float(getattr(self.group, "memory_kept", 1.0))
+
+    @property
     def preempts(self) -> bool:
         """Whether running jobs give up their GPUs to jobs ahead of them, without a shortest run that delays it."""
         return self.preempt and not self.min_run_s > 0

@@ -9,6 +9,7 @@ S is the total service of a job at departure (GPU-seconds), a its service so far
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -19,6 +20,7 @@ from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jit import kernel
 from plait.core.jobs import JobTable
+from plait.core.policy import View
 
 #: Departures after which an estimated distribution is refreshed.
 REFRESH = 100
@@ -189,6 +191,21 @@ class LearntIndex:
         if self.quantum == 0:
             return learnt.distribution().supremum(service)
         return learnt.index(service, quantum if self.quantum is None else self.quantum)
+
+
+@dataclass(frozen=True)
+class ByGittins:
+    """The largest index first, without queues (continuous 2D-Gittins, Tiresias, section 3.2).
+
+    The index of what a job has received changes all the time, so this is for policies that decide again every quantum.
+    Jobs larger than all that are known have index 0 and go last, by submission.
+    """
+
+    index: GittinsIndex
+
+    def __call__(self, view: View) -> FloatArray:
+        """Minus the index of each job."""
+        return -self.index(view.jobs, view.jobs.service_gpu_s, math.inf)
 
 
 def _check_quantum(quantum: float | None) -> None:

@@ -290,6 +290,11 @@ class Interleave:
     learn         expect what reports say of pairs of models instead (`grouping.interference`), and split groups whose
                   own reports break the guard
 
+    memory_kept   part of its peak GPU memory that a job holds outside its turn. 1: a group needs the sum of the peaks.
+                  Less, down to 0.1 as measured for four jobs (Muri, section 4.4): the largest peak and this part of
+                  the others'. Members whose peaks meet run out of memory then, and restart. Jobs that declare host
+                  cores or memory are always added up
+
     Jobs that may not be moved (`View.keeps`) stay on their GPUs either way, and others join them there. Jobs without a
     measured profile run alone. Memory of GPUs and nodes and declared cores are limits of a group.
     Raises `InputError` for values that make no groups, `MissingExtra` for `exact` without the solver.
@@ -306,6 +311,7 @@ class Interleave:
     interference: tuple[float, ...] = MEASURED_INTERFERENCE
     sticky: bool = True
     learn: bool = False
+    memory_kept: float = 1.0
     cache: GroupingCache = field(default_factory=GroupingCache, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -325,12 +331,16 @@ class Interleave:
                 raise InputError(f"{name} must be on or off, got {getattr(self, name)!r}")
         if self.method == "exact":
             need_highs(EXACT)
+        if not 0 <= self.memory_kept <= 1:
+            raise InputError(f"memory_kept is a part of a peak from 0 to 1, got {self.memory_kept}")
         if self.guard not in (None, "auto") and not (isinstance(self.guard, (int, float)) and self.guard >= 0):
             raise InputError(f"guard must be >= 0, auto or off, got {self.guard!r}")
 
     def __call__(self, view: View, order: IntArray) -> Units:
         """Units of the best jobs in `order` (rows of `view.jobs`)."""
         jobs, room = view.jobs, Room.in_view(view)
+        if self.memory_kept < 1 and jobs.columns["has_demands"][0]:
+            return replace(self, memory_kept=1.0)(view, order)
         if self.guard == "auto":
             alone = int(room.fits(jobs.gpus, order).sum())
             margin = completion_guard(self.max_jobs, (len(order) - alone) / max(alone, 1))
@@ -459,7 +469,14 @@ class Interleave:
     @property
     def _options(self) -> GroupingOptions:
         return GroupingOptions(
-            self.max_jobs, self.objective, self.turns, self.idle_slots, self.interference, self._margin, MEMORY_LIMIT
+            self.max_jobs,
+            self.objective,
+            self.turns,
+            self.idle_slots,
+            self.interference,
+            self._margin,
+            MEMORY_LIMIT,
+            self.memory_kept,
         )
 
     def _from_scratch(self, view: View, rows: IntArray, gpus: int) -> list[RatedGroup]:
@@ -475,6 +492,7 @@ class Interleave:
             guard=self._margin,
             gpus_available=gpus if self.merge == "need" else None,
             memory_limit_bytes=MEMORY_LIMIT,
+            memory_kept=self.memory_kept,
             improve=self.improve,
             cache=self.cache,
             now=running_groups(view, rows).tolist() if self.sticky and (view.keeps.losses or view.keeps.any) else None,

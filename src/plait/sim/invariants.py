@@ -23,6 +23,7 @@ from plait.core.errors import SimulationError
 from plait.core.jobs import Checkpoints, Phase
 from plait.core.network_grants import NetworkGrant, by_job, clashing
 from plait.core.plan import Groups
+from plait.core.policy import memory_kept
 from plait.sim.backend import Simulator
 
 
@@ -130,6 +131,9 @@ class Invariants:
         if wrong.any():
             self._fail(event, f"{controller.job_store.name(int(jobs[np.argmax(wrong)]))} does not have its whole gang")
         of_gpu = np.bincount(running.group_of_member(), columns["gpu_memory_bytes"][jobs], minlength=len(running))
+        peak = np.zeros(len(running))
+        np.maximum.at(peak, running.group_of_member(), columns["gpu_memory_bytes"][jobs])
+        of_gpu = peak + memory_kept(controller.policy) * (of_gpu - peak)
         taken = np.repeat(of_gpu, running.gpu_count())
         if len(guests):
             needed = needed_bytes(running, columns["gpu_memory_bytes"])

@@ -29,7 +29,7 @@ def reference_overfull(groups: Groups, changed: BoolArray, needed: FloatArray, c
 
 
 def reference_overload(
-    groups: Groups, changed: BoolArray, columns: Mapping[str, Any], cluster: Cluster
+    groups: Groups, changed: BoolArray, columns: Mapping[str, Any], cluster: Cluster, kept: float = 1.0
 ) -> set[tuple[int, int]]:
     """The plain reference of `overload`: every (resource, node) on which `changed` groups need too much."""
     used: dict[tuple[int, int], float] = defaultdict(float)
@@ -43,7 +43,8 @@ def reference_overload(
                 used[MEMORY, node] += columns["memory_bytes"][member.job] * part
             if new:
                 judged.add(node)
-                of_gpu = sum(columns["gpu_memory_bytes"][member.job] for member in group.members)
+                peaks = sorted(columns["gpu_memory_bytes"][member.job] for member in group.members)
+                of_gpu = peaks[-1] + kept * sum(peaks[:-1])
                 there = cluster.nodes[node].gpu_memory_bytes
                 if there and of_gpu > there * (1 + PART) + UNITS:
                     found.add((GPU_MEMORY, node))

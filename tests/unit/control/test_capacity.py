@@ -61,15 +61,17 @@ def plans(draw: st.DrawFn) -> tuple[Groups, np.ndarray, dict[str, np.ndarray], C
     return Groups.of(groups), changed, columns, cluster
 
 
-@given(plans())
-def test_the_kernel_finds_what_the_plain_sums_find(plan: tuple[Groups, np.ndarray, dict[str, np.ndarray], Cluster]):
+@given(plans(), st.sampled_from([1.0, 0.25, 0.0]))
+def test_the_kernel_finds_what_the_plain_sums_find(
+    plan: tuple[Groups, np.ndarray, dict[str, np.ndarray], Cluster], kept: float
+):
     groups, changed, columns, cluster = plan
     what, node, _ = overload(
         groups.jobs, groups.first_job, groups.gpus, groups.first_gpu, changed, columns["gpus"], columns["cpus"],
         columns["memory_bytes"], columns["gpu_memory_bytes"], cluster.gpu_node, cluster.node_cpus,
-        cluster.node_memory_bytes, cluster.node_gpu_memory_bytes,
+        cluster.node_memory_bytes, cluster.node_gpu_memory_bytes, kept,
     )  # fmt: skip
-    found = reference_overload(groups, changed, columns, cluster)
+    found = reference_overload(groups, changed, columns, cluster, kept)
     assert (what == FITS) == (not found)
     assert what == FITS or (what, node) in found
 

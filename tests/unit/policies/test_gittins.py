@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,9 +11,11 @@ from hypothesis import strategies as st
 
 from plait.control.job_store import JobStore
 from plait.core.cluster import Cluster
-from plait.core.jobs import JobBatch
+from plait.core.jobs import JobBatch, JobTable
+from plait.core.plan import NO_GROUPS
+from plait.core.policy import View
 from plait.policies.catalog import make_policy
-from plait.policies.gittins import CensoredSizes, Distribution
+from plait.policies.gittins import ByGittins, CensoredSizes, Distribution, LearntIndex
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 from sampling import examples
@@ -84,6 +88,22 @@ def test_learning_looks_at_every_departure_once(monkeypatch: pytest.MonkeyPatch)
     run = simulate(batch_of(600, 1), Cluster.parse("1x2"), policy, make_world("ideal"))
     assert run.controller.job_store.departures == 600
     assert 500 < sum(looked_at) <= 600
+
+
+def test_continuous_gittins_runs_the_job_that_is_likeliest_to_end_soonest_at_every_moment(tmp_path: Path) -> None:
+    """Sizes are 4, 8 or 12: a job that has received 8 is sure to end within 4 and goes before a new one."""
+    (tmp_path / "sizes").write_text("4\n8\n12\n")
+    policy = make_policy(f"2d-gittins:sizes={tmp_path / 'sizes'}")
+    jobs, quantum = batch_of(6, 0), policy.quantum_s  # type: ignore[attr-defined]
+    job_store = JobStore()
+    job_store.append(jobs, 0.0)
+    job_store.columns["attained_gpu_s"][:6] = [0.0, 4.0, 8.0, 11.0, 12.0, 40.0]
+    view = View(0.0, Cluster.parse("1x2"), JobTable(job_store.columns, np.arange(6), 0.0, 0.0, job_store), NO_GROUPS)
+    best = plain_supremum(Distribution.of_samples([4, 8, 12]), np.array([0.0, 4, 8, 11, 12, 40]))
+    order = sorted(range(6), key=lambda i: (-best[i], i))
+    assert policy.ranked(view).tolist() == order == [3, 2, 1, 0, 4, 5]  # type: ignore[attr-defined]
+    assert quantum == 360
+    assert make_policy("2d-gittins").order == ByGittins(LearntIndex(quantum=0.0))  # type: ignore[attr-defined]
 
 
 def test_quantum_changes_what_a_learnt_index_does() -> None:

@@ -11,9 +11,9 @@ import pytest
 from plait.control.controller import Controller
 from plait.control.messages import JobFinished, JobSubmitted, Launch, ReplanDue, Stop
 from plait.core.cluster import Cluster, Node
-from plait.core.errors import InputError
+from plait.core.errors import InputError, PlanError
 from plait.core.jobs import Checkpoints, JobBatch, JobSpec
-from plait.core.plan import Gate, Plan
+from plait.core.plan import Gate, Group, Groups, Member, Plan
 from plait.core.policy import Policy, View
 from plait.core.preemption import PreemptionRule
 from plait.core.resources import StageProfile
@@ -115,6 +115,34 @@ def test_memory_of_the_gpu_limits_the_group():
     assert all(len(g) == 2 for g in members(plan(jobs, make_policy("muri-s"), cluster)[0]))
     large = [replace(j, gpu_memory_bytes=9e9) for j in jobs]
     assert members(plan(large, make_policy("muri-s"), cluster)[0]) == [[0]]
+
+
+def test_peaks_that_interleave_let_a_group_into_the_memory_of_its_largest_job_and_a_part_of_the_others():
+    cluster = Cluster.of(1, 1, gpu_memory_bytes=16_000_000_000)
+    jobs = [job(f"j{i}", p, gpu_memory_bytes=12e9) for i, p in enumerate(PURE)]
+
+    def ends_s(policy: str) -> float:
+        run = simulate(JobBatch.of(jobs), cluster, make_policy(policy), make_world("ideal"), check=True)
+        return float(run.controller.job_store.columns["end_s"][:4].max())
+
+    assert members(plan(jobs, make_policy("muri-s:memory_kept=0.1"), cluster)[0]) == [[0, 1, 2, 3]], "12 + 3 x 1.2 GB"
+    assert sorted(map(len, members(plan(jobs, make_policy("muri-s:memory_kept=0.2"), cluster)[0]))) == [2]
+    assert ends_s("muri-s:memory_kept=0.1") < 0.5 * ends_s("muri-s") == 2000, "the controller accepts such plans"
+    controller = Controller(OneGroup(), cluster)
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of(jobs)))
+    with pytest.raises(PlanError, match="48 GB of GPU memory"):
+        controller.handle(ReplanDue(0.0))
+    cores = [replace(j, cpus=1.0) for j in jobs]
+    declared = Cluster.of(1, 1, gpu_memory_bytes=16_000_000_000, cpus=8.0)
+    assert len(members(plan(cores, make_policy("muri-s:memory_kept=0.1"), declared)[0])[0]) == 1
+
+
+class OneGroup:
+    """All jobs on one GPU, by a policy that does not declare that peaks interleave."""
+
+    def decide(self, view: View) -> Plan:
+        everyone = Group(tuple(Member(job, i) for i, job in enumerate(view.jobs.number.tolist())), (0,))
+        return Plan(Groups.of([everyone]))
 
 
 def test_memory_of_the_node_limits_the_group():

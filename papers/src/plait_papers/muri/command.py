@@ -12,9 +12,9 @@ from plait.core.errors import InputError, suggest
 from plait.core.version import __version__
 from plait.live.notes import note
 from plait_papers.evaluation import publish
-from plait_papers.muri import noise, testbed
+from plait_papers.muri import noise, resources, testbed
 from plait_papers.muri.artifact.interleaved import MATCHINGS
-from plait_papers.muri.compare import Folder, cases_of, figures, missing, rows_of
+from plait_papers.muri.compare import Folder, cases_of, figures, missing, rows_of, themis_cases, themis_rows
 from plait_papers.muri.figures import NOISE_TRACE, chosen
 from plait_papers.muri.outcome import MuriOutcome, tables
 from plait_papers.muri.page import page
@@ -64,16 +64,21 @@ class _Asked:
         ]
         self.noise = "14" in keys and self._there("figure 14", not self.folder.has(NOISE_TRACE), [f"{NOISE_TRACE}.csv"])
         # The testbed's trace is short and its logs are whole, so it is always run whole.
-        self.bed = Folder(request.data, None, request.matching)
+        self.bed = Folder(request.data, None, request.matching, request.own)
         names = testbed.missing(self.bed, logs=False)
         self.tables = "tables" in keys and self._there("tables 4 and 5", bool(names), names)
+        self.over_time = "8" in keys and self._there("figure 8", bool(names), names)
+        self.models = "table1" in keys
+        self.themis = "themis" in keys and request.jobs is None and bool(themis_cases(self.bed))
         names = testbed.missing(self.bed, logs=True)
         self.testbed = "testbed" in keys and self._there("the comparison with the testbed", bool(names), names)
         wanted = [case for figure in self.figures for case in cases_of(figure, self.folder)]
         wanted += noise.cases(self.folder) if self.noise else []
         wanted += testbed.cases(self.bed).values() if self.tables or self.testbed else []
+        wanted += resources.cases(self.bed) if self.over_time else []
+        wanted += themis_cases(self.bed).values() if self.themis else []
         self.cases = wanted
-        if not wanted:
+        if not wanted and not self.models:
             raise InputError(
                 f"nothing to run: {request.data} has none of the files of what was asked for ({self.notes[0]}"
                 f"{'; and so on' if self.notes[1:] else ''}); they are in github.com/Rivendile/Muri"
@@ -95,4 +100,7 @@ class _Asked:
             noise=noise.rows_of(self.folder, done) if self.noise else [],
             tables=testbed.table_rows(self.bed, done) if self.tables else [],
             testbed=testbed.error_rows(self.bed, done) if self.testbed else [],
+            over_time=resources.over_time(self.bed, done) if self.over_time else [],
+            models=resources.models() if self.models else [],
+            themis=themis_rows(self.bed, done) if self.themis else [],
         )

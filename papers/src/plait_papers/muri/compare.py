@@ -9,8 +9,9 @@ from typing import Any
 
 from plait.core.errors import InputError
 from plait_papers.muri import published
+from plait_papers.muri.artifact.themis import SHARES
 from plait_papers.muri.fair_world import POLICIES, unreadable
-from plait_papers.muri.figures import FIGURES, Bar, Figure
+from plait_papers.muri.figures import FIGURES, METRICS, Bar, Figure
 from plait_papers.muri.runs import Case, Done
 
 
@@ -76,12 +77,12 @@ class Folder:
             policy += f"{',' if ':' in policy else ':'}matching={self.matching}"
         return Case(self._file(trace), policy, self.jobs, **more)
 
-    def own_case(self, trace: str, bar: Bar) -> Case | None:
-        """The run of a bar in plait's own world, if requested and if plait has the policy."""
-        policy = POLICIES.get(bar.name)
+    def own_case(self, trace: str, bar: str, **more: Any) -> Case | None:
+        """The run of the bar of this name in plait's own world, if requested and if plait has the policy."""
+        policy = POLICIES.get(bar)
         if not self.own or policy is None or unreadable(self._file(trace)):
             return None
-        return Case(self._file(trace), policy, self.jobs, world="plait")
+        return Case(self._file(trace), policy, self.jobs, world="plait", **more)
 
     def not_in_own(self, trace: str) -> str:
         """Why an existing trace is not run in plait's own world although requested; empty if it is."""
@@ -89,6 +90,43 @@ class Folder:
 
     def _file(self, trace: str) -> str:
         return str(self.path / f"{trace}.csv")
+
+
+@dataclass(frozen=True, slots=True)
+class ThemisRow:
+    """A published cell of Themis, seconds, and our run over it for each way of `SHARES`."""
+
+    trace: str
+    metric: str
+    published_s: float
+    ratios: tuple[float, ...]
+
+
+def themis_cases(folder: Folder) -> dict[tuple[str, str], Case]:
+    """By trace and way, the runs of Themis on the traces of the folder whose cells are published."""
+    return {
+        (trace, way): folder.case(trace, f"themis:shares={way}")
+        for trace in FIGURES["10"].traces
+        if folder.has(trace) and published.cell("10", trace, "Themis", "avg_jct_s") is not None
+        for way in SHARES
+    }
+
+
+def themis_rows(folder: Folder, done: Mapping[Case, Done]) -> list[ThemisRow]:
+    """Each cell next to all ways."""
+    cases = themis_cases(folder)
+    cells = [
+        published.cell("10", trace, "Themis", metric)
+        for trace in dict.fromkeys(t for t, _ in cases)
+        for metric in METRICS
+    ]
+    return [
+        ThemisRow(
+            cell.trace, cell.metric, cell.value,
+            tuple(getattr(done[cases[cell.trace, way]], cell.metric) / cell.value for way in SHARES),
+        )
+        for cell in cells if cell is not None
+    ]  # fmt: skip
 
 
 def missing(figure: Figure, folder: Folder) -> list[str]:
@@ -105,7 +143,7 @@ def cases_of(figure: Figure, folder: Folder) -> list[Case]:
                 for metric in figure.metrics:
                     wanted[folder.case(trace, figure.setting(bar, trace, metric))] = None
                 wanted[folder.case(trace, bar.consistent or bar.policy)] = None
-                own = folder.own_case(trace, bar)
+                own = folder.own_case(trace, bar.name)
                 if own is not None:
                     wanted[own] = None
     return list(wanted)
@@ -131,7 +169,7 @@ def _row(figure: Figure, bar: Bar, trace: str, metric: str, folder: Folder, done
     policy = figure.setting(bar, trace, metric)
     consistent = bar.consistent or bar.policy
     ours_s, consistent_s = ours(policy), ours(consistent)
-    own, own_base = folder.own_case(trace, bar), folder.own_case(trace, base)
+    own, own_base = folder.own_case(trace, bar.name), folder.own_case(trace, base.name)
     own_s = None if own is None else float(getattr(done[own], metric))
     whole = folder.jobs is None
     cell = published.cell(figure.key, trace, bar.name, metric) if whole else None

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from plait.control.metrics import RunResult
+from plait.control.metrics import UTILISATION, RunResult
+from plait.core.arrays import FloatArray
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.preemption import FREELY
@@ -32,15 +33,20 @@ from plait_papers.muri.artifact.trace import p99
 ROUND_S = 360.0
 PLACEMENT = "consolidated"
 HARDWARE = "8x8"
+#: Of `runs.Done.series`: parts of a run, and their figures.
+PARTS = 100
+OVER_TIME = ("queue_length", "blocking_index", *UTILISATION.values())
 
 #: Bars of the figures as policies of plait. The continuous order of Muri-L is refreshed every hour while jobs wait:
-#: ten times as often makes no job faster and restarts more. AntMan has a study of its own (`reproduce.antman`).
+#: ten times as often makes no job faster and restarts more. AntMan's backfill goes by durations, which the figure takes
+#: for unknown.
 POLICIES: Mapping[str, str] = {
     "SRTF": "srtf",
     "SRSF": "srsf",
     "Muri-S": "muri-s",
     "Tiresias": "tiresias-l:thresholds=3250/7200,within=running_first",
     "Themis": "themis",
+    "AntMan": "antman:backfill=off",
     "Muri-L": "muri-l:quantum_s=3600",
     "worst ordering": "muri-l:quantum_s=3600,turns=worst",
     "no Blossom": "muri-l:quantum_s=3600,method=consecutive",
@@ -61,20 +67,27 @@ def unreadable(trace: str) -> str:
 
 
 def simulate_own(
-    trace: str, policy: str, jobs: int | None = None, ended: Callable[[int], None] | None = None
-) -> dict[str, Any]:
-    """One run of the first `jobs` jobs of `trace` under `policy` as fields of `runs.Done`; `ended` as for `run_case`.
+    trace: str, policy: str, jobs: int | None = None, noise: float = 0.0, seed: int = 0,
+    ended: Callable[[int], None] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """One run of the first `jobs` jobs of `trace` under `policy` as fields of `runs.Done`; the rest as for `runs.Case`.
 
     99th percentiles follow the artifact's rule, so that ratios compare.
     """
     table = read_trace(trace, "muri")
     if jobs is not None:
         table = table.select(np.arange(min(jobs, len(table))))
-    world = replace(make_world("plait"), round_s=ROUND_S)
-    case = Case(trace, load_jobs(table).jobs, policy, Cluster.parse(HARDWARE), world, placement=PLACEMENT, rule=FREELY)
+    world = replace(make_world("plait"), round_s=ROUND_S, profile_noise=noise)
+    all_jobs, cluster = load_jobs(table).jobs, Cluster.parse(HARDWARE)
+    case = Case(trace, all_jobs, policy, cluster, world, seed, placement=PLACEMENT, rule=FREELY)
     begin = time.process_time()
     result = run_case(case, ended=ended)
     return _figures(result, time.process_time() - begin)
+
+
+def _in_parts(values: FloatArray) -> list[float]:
+    """Means of as many neighbours each as leave `PARTS` of them; equal bins, so all count alike."""
+    return [float(part.mean()) for part in np.array_split(values, min(PARTS, len(values)))]
 
 
 def _figures(result: RunResult, cpu_s: float) -> dict[str, Any]:
@@ -94,9 +107,11 @@ def _figures(result: RunResult, cpu_s: float) -> dict[str, Any]:
         "makespan_s": float(summary["makespan_s"]),
         "p99_jct_s": p99(rows["jct_s"]),
         "avg_queue_length": float(rows["queue_s"].sum() / float(summary["span_s"])),
-        "blocking_index_mean": float("nan"),
-        "blocking_index_median": float("nan"),
+        "blocking_index_mean": float(summary["blocking_index_mean"]),
+        "blocking_index_median": float(summary["blocking_index_median"]),
         "events": int(summary["events"]),
         "cpu_s": cpu_s,
         "columns": {name: column.tolist() for name, column in columns.items()},
+        "series": {"at_s": _in_parts(result.series["to_s"] - result.series["from_s"][0])}
+        | {name: _in_parts(result.series[name]) for name in OVER_TIME},
     }

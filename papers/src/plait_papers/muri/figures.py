@@ -124,7 +124,7 @@ FIGURES: Mapping[str, Figure] = {
 }
 NOISE = tuple(n / 5 for n in range(6))
 NOISE_TRACE = "trace3"
-KINDS = (*FIGURES, "14", "tables", "testbed")
+KINDS = (*FIGURES, "14", "8", "tables", "testbed", "table1", "themis")
 
 
 def chosen(text: str | None) -> tuple[str, ...]:

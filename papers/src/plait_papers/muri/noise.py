@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -17,13 +18,15 @@ from plait_papers.muri.figures import NOISE, NOISE_TRACE
 from plait_papers.muri.runs import Case, Done
 
 POLICIES = {"Muri-S": "muri-s", "Muri-L": "muri-l"}
-SEEDS = (0, 1, 2, 3, 4)
+WORLDS = ("artifact", "plait")
+SEEDS = range(10)
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseRow:
-    """One policy at one noise: figures relative to no noise, means over the seeds."""
+    """One policy in one world at one noise: figures relative to no noise, means over the seeds."""
 
+    world: str
     policy: str
     noise: float
     jct_ratio: float
@@ -34,27 +37,32 @@ class NoiseRow:
 
 def cases(folder: Folder) -> list[Case]:
     """The runs of the figure; without noise every seed is the same."""
-    return [_case(folder, policy, n, seed) for policy in POLICIES.values() for n in NOISE for seed in _seeds(n)]
+    every = [_case(folder, w, name, n, seed) for w in WORLDS for name in POLICIES for n in NOISE for seed in _seeds(n)]
+    return [case for case in every if case is not None]
 
 
 def _seeds(noise: float) -> Sequence[int]:
     return SEEDS if noise else SEEDS[:1]
 
 
-def _case(folder: Folder, policy: str, noise: float, seed: int) -> Case:
-    return folder.case(NOISE_TRACE, policy, noise=noise, seed=seed)
+def _case(folder: Folder, world: str, name: str, noise: float, seed: int) -> Case | None:
+    if world == "plait":
+        return folder.own_case(NOISE_TRACE, name, noise=noise, seed=seed)
+    return folder.case(NOISE_TRACE, POLICIES[name], noise=noise, seed=seed)
 
 
 def rows_of(folder: Folder, done: Mapping[Case, Done]) -> list[NoiseRow]:
-    """One row a policy and noise."""
+    """One row a world, policy and noise."""
     rows = []
-    for name, policy in POLICIES.items():
-        base = done[_case(folder, policy, 0.0, SEEDS[0])]
+    for world, name in product(WORLDS, POLICIES):
+        base = _case(folder, world, name, 0.0, SEEDS[0])
+        if base is None:
+            continue
         for n in NOISE:
-            runs = [done[_case(folder, policy, n, seed)] for seed in _seeds(n)]
-            jct = [run.avg_jct_s / base.avg_jct_s for run in runs]
-            makespan = [run.makespan_s / base.makespan_s for run in runs]
+            runs = [done[case] for seed in _seeds(n) if (case := _case(folder, world, name, n, seed)) is not None]
+            jct = [run.avg_jct_s / done[base].avg_jct_s for run in runs]
+            makespan = [run.makespan_s / done[base].makespan_s for run in runs]
             rows.append(
-                NoiseRow(name, n, float(np.mean(jct)), min(jct), max(jct), float(np.mean(makespan)))
+                NoiseRow(world, name, n, float(np.mean(jct)), min(jct), max(jct), float(np.mean(makespan)))
             )  # fmt: skip
     return rows

@@ -10,7 +10,7 @@ from plait.report.charts import GroupedBar, grouped_bars_svg, highest_of
 from plait_papers.muri.artifact.trace import PERCENTILE_RULE
 from plait_papers.muri.compare import Comparison
 from plait_papers.muri.figures import FIGURES, METRICS, Figure
-from plait_papers.muri.outcome import TABLE_METRICS, MuriOutcome, known, off, paper, seconds
+from plait_papers.muri.outcome import MuriOutcome, known, off, paper, seconds, sections
 from plait_papers.muri.published import MARKS
 from plait_papers.pages import Section, render
 
@@ -38,12 +38,7 @@ def _sections(outcome: MuriOutcome) -> Iterator[Section]:
         rows = [row for row in outcome.bars if row.figure == key]
         if rows:
             yield _figure(figure, rows)
-    if outcome.noise:
-        yield _noise(outcome)
-    if outcome.tables:
-        yield _tables(outcome)
-    if outcome.testbed:
-        yield _testbed(outcome)
+    yield from sections(outcome)
 
 
 def _figure(figure: Figure, rows: Sequence[Comparison]) -> Section:
@@ -102,61 +97,3 @@ def _charts(figure: Figure, metric: str, rows: Sequence[Comparison], own: bool) 
 def _published(row: Comparison) -> tuple[float, float]:
     """Low and high of the paper's ratio; Muri's own bar is 1 by definition, so nothing is marked there."""
     return known(row.paper_low), known(row.paper_high)
-
-
-def _noise(outcome: MuriOutcome) -> Section:
-    charts = []
-    for label, name in (("Mean JCT", "jct_ratio"), ("Makespan", "makespan_ratio")):
-        bars = [GroupedBar(f"n = {r.noise:g}", r.policy, getattr(r, name)) for r in outcome.noise]
-        charts.append(Markup(grouped_bars_svg(f"{label} over that without noise", bars)))
-    lead = (
-        "Each stage time is seen as multiplied by U[1-n, 1+n]; jobs run as they are. Means over seeds, trace 3. The "
-        "paper publishes no data, only: mean JCT x1.0 to x1.3 from n = 0 to 1, below 1 % for n up to 0.2; makespan x1."
-    )
-    head = ("policy", "noise", "mean JCT", "lowest seed", "highest seed", "makespan")
-    section = Section("figure-14", "Figure 14", "Figure 14: profile noise", lead, charts, head, 1)
-    for row in outcome.noise:
-        numbers = (row.jct_ratio, row.jct_low, row.jct_high, row.makespan_ratio)
-        cells = (row.policy, f"{row.noise:g}", *(f"{v:.3f}" for v in numbers))
-        section.rows.append({"cells": cells, "first": row.noise == 0})
-    return section
-
-
-def _tables(outcome: MuriOutcome) -> Section:
-    charts = []
-    for metric in METRICS:
-        bars = [
-            GroupedBar(TABLE_METRICS[metric], r.policy, known(r.ratio), r.paper_ratio, r.paper_ratio)
-            for r in outcome.tables
-            if r.metric == metric
-        ]
-        charts.append(Markup(grouped_bars_svg(f"{TABLE_METRICS[metric]} over Muri", bars, width=506)))
-    lead = (
-        "The testbed trace simulated with 360 s rounds, next to the log of the authors' 64-GPU testbed (line across "
-        "a bar). SRTF and SRSF are over Muri-S, Tiresias and Themis over Muri-L."
-    )
-    head = ("metric", "policy", "ours", "testbed", "off by", "over Muri", "paper")
-    section = Section("tables", "Tables 4, 5", "Tables 4 and 5: the testbed trace", lead, charts, head, 2, across=3)
-    for row in outcome.tables:
-        same = [r for r in outcome.tables if r.metric == row.metric]
-        largest = max(r.ours for r in same)
-        plain = row.metric == "queue_length"
-        shown = [f"{v:.1f}" if plain else seconds(v, largest) for v in (row.ours, row.published)]
-        ratios = (off(row.ours / row.published), paper(row.ratio, row.ratio), f"{row.paper_ratio:.2f}")
-        cells = (TABLE_METRICS[row.metric], row.policy, shown[0], f"{shown[1]} (S)", *ratios)
-        section.rows.append({"cells": cells, "first": row is same[0]})
-    return section
-
-
-def _testbed(outcome: MuriOutcome) -> Section:
-    lead = (
-        "Simulated over logged, minus 1. Percentiles are over single jobs' completion times. The goal is mean "
-        "completion time and makespan within 5 %."
-    )
-    head = ("policy", "mean JCT", "makespan", "p99 JCT", "run time", "job p10", "job median", "job p90", "within 5 %")
-    section = Section("testbed", "Testbed", "Simulator against the testbed's logs", lead, [], head, 1)
-    for r in outcome.testbed:
-        spread = (r.avg_jct, r.makespan, r.p99_jct, r.run_time, r.job_p10, r.job_median, r.job_p90)
-        cells = (r.policy, *(off(1 + v) for v in spread), "yes" if r.within else "no")
-        section.rows.append({"cells": cells, "first": False})
-    return section

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from typing import Any, Literal
 
+import numpy as np
+
+from plait.core.arrays import FloatArray, IntArray
 from plait_papers.evaluation import Ended, Evaluation, file_hash
 from plait_papers.muri.artifact.settings import read_setting
 from plait_papers.muri.artifact.trace import PERCENTILE_RULE, read
+from plait_papers.muri.fair_world import OVER_TIME, PARTS, simulate_own
 from plait_papers.muri.noise_model import noisy
 
 GPUS = 64
@@ -21,7 +25,8 @@ class Case:
     """One run: a trace file (its first `jobs` rows), a policy with options, and what is not as released.
 
     `noise` n lets the policy see stage times off by a factor U[1-n, 1+n], drawn with `seed`; speeds stay true.
-    In the world `plait` (see `own`) the policy is one of plait's catalog and only `jobs` counts of the rest.
+    In the world `plait` (see `own`) the policy is one of plait's catalog, and of the rest `jobs`, `noise` and `seed`
+    count.
     """
 
     trace: str
@@ -36,7 +41,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Result of a run: figures in seconds, one entry a job in the columns, in the order of the trace."""
+    """Result of a run: figures in seconds, one entry a job in the columns, in the order of the trace.
+
+    `series`: means over equal parts of the run, ending at `at_s`; utilisations only in the world `plait`.
+    """
 
     avg_jct_s: float
     makespan_s: float
@@ -47,6 +55,7 @@ class Done:
     events: int
     cpu_s: float
     columns: dict[str, list[float]]
+    series: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def jobs(self) -> int:
@@ -62,9 +71,7 @@ class Done:
 def run_case(case: Case, ended: Ended | None = None) -> Done:
     """Run it; `ended(n)` is called whenever `n` more jobs have ended."""
     if case.world == "plait":
-        from plait_papers.muri.fair_world import simulate_own
-
-        return Done(**simulate_own(case.trace, case.policy, case.jobs, ended))
+        return Done(**simulate_own(case.trace, case.policy, case.jobs, case.noise, case.seed, ended))
     from plait_papers.muri.artifact.engine import run
 
     trace = read(case.trace, case.jobs)
@@ -99,7 +106,18 @@ def run_case(case: Case, ended: Ended | None = None) -> Done:
         result.events,
         time.process_time() - begin,
         {name: column.tolist() for name, column in columns.items()},
+        _series(result.event_s, result.queue, result.blocking),
     )
+
+
+def _series(at_s: FloatArray, queue: IntArray, blocking: FloatArray) -> dict[str, list[float]]:
+    """What waits, by samples that hold until the next one; the artifact records nothing else."""
+    ends_s = np.linspace(at_s[0], at_s[-1], PARTS + 1)
+    parts = {"at_s": ends_s[1:]}
+    for name, values in zip(OVER_TIME, (queue, blocking), strict=False):
+        area = np.concatenate([[0.0], np.cumsum(values[:-1] * np.diff(at_s))])
+        parts[name] = np.diff(np.interp(ends_s, at_s, area)) / max(ends_s[1] - ends_s[0], 1e-9)
+    return {name: values.tolist() for name, values in parts.items()}
 
 
 def _more(ended: Callable[[int], None], before: list[int], done: int) -> None:

@@ -40,7 +40,11 @@ CLOSE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """One figure of one policy: simulated, published, and our ratio to Muri (None over an empty queue) and theirs."""
+    """One figure of one policy: simulated, published, and our ratio to Muri (None over an empty queue) and theirs.
+
+    `interval` and `paper_interval` hold 95 % of the ratio over draws of the jobs; None where it is none of jobs, or
+    the logs are not there.
+    """
 
     policy: str
     metric: str
@@ -48,6 +52,8 @@ class TableRow:
     published: float
     ratio: float | None
     paper_ratio: float
+    interval: tuple[float, float] | None = None
+    paper_interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,8 @@ def table_rows(folder: Folder, done: Mapping[Case, Done]) -> list[TableRow]:
         assert cell is not None, (name, metric)
         return cell.value
 
+    jct_s = {name: np.array(run.columns["jct_s"]) for name, run in runs.items()}
+    logged_s = {} if missing(folder, logs=True) else {name: _logged(folder, name)["jct_s"] for name in POLICIES}
     return [
         TableRow(
             name,
@@ -103,18 +111,40 @@ def table_rows(folder: Folder, done: Mapping[Case, Done]) -> list[TableRow]:
             theirs(name, metric),
             ours(name, metric) / ours(muri, metric) if ours(muri, metric) else None,
             theirs(name, metric) / theirs(muri, metric),
+            interval(jct_s[name], jct_s[muri], metric),
+            interval(logged_s[name], logged_s[muri], metric) if logged_s else None,
         )
         for metric in FIGURES
         for name, (_, _, muri) in POLICIES.items()
     ]
 
 
+#: Draws of the jobs with replacement, for intervals.
+DRAWS = 1000
+
+
+def interval(over_s: FloatArray, under_s: FloatArray, metric: str) -> tuple[float, float] | None:
+    """The middle 95 % of a ratio of completion times (jobs,), over draws of the same jobs for both.
+
+    It is what another 400 jobs of this kind would change, not the chance of a run: the simulator has none. None for
+    figures that are not of single jobs.
+    """
+    if metric not in ("avg_jct_s", "p99_jct_s") or len(over_s) != len(under_s):
+        return None
+    drawn = np.random.default_rng(0).integers(0, len(over_s), (DRAWS, len(over_s)))
+    over, under = (t[drawn].mean(axis=1) if metric == "avg_jct_s" else np.percentile(t[drawn], 99, axis=1)
+                   for t in (over_s, under_s))  # fmt: skip
+    low, high = np.percentile(over / under, [2.5, 97.5])
+    return float(low), float(high)
+
+
 def error_rows(folder: Folder, done: Mapping[Case, Done]) -> list[ErrorRow]:
     """How far each simulated run is from its log."""
-    return [
-        errors(name, done[case], log(folder.path / "testbed" / f"{POLICIES[name][1]}-job.csv"))
-        for name, case in cases(folder).items()
-    ]
+    return [errors(name, done[case], _logged(folder, name)) for name, case in cases(folder).items()]
+
+
+def _logged(folder: Folder, name: str) -> dict[str, FloatArray]:
+    return log(folder.path / "testbed" / f"{POLICIES[name][1]}-job.csv")
 
 
 def log(path: Path) -> dict[str, FloatArray]:

@@ -41,20 +41,24 @@ def overload(
     node_cpus: FloatArray,
     node_memory_bytes: FloatArray,
     node_gpu_memory_bytes: FloatArray,
+    kept: float,
 ) -> tuple[int, int, float]:
     """The first resource and node on which groups need too much: (FITS, ...) if none; and their total need.
 
-    Groups as in `Groups`, `changed` (groups,); columns of jobs by number; limits by node, infinite where there is none.
+    Groups as in `Groups`, `changed` (groups,); columns of jobs by number; limits by node, infinite where there is none;
+    `kept` is the part of its peak that a member holds next to the largest one of its group.
     """
     nodes = len(node_cpus)
     cores, memory, judged = np.zeros(nodes), np.zeros(nodes), np.zeros(nodes, dtype=np.bool_)
     for g in range(len(first_gpu) - 1):
-        of_cores, of_memory, of_gpu = 0.0, 0.0, 0.0
+        of_cores, of_memory, of_gpu, peak = 0.0, 0.0, 0.0, 0.0
         for m in range(first_job[g], first_job[g + 1]):
             job = jobs[m]
             of_cores += cpus[job] / asked_gpus[job]
             of_memory += memory_bytes[job] / asked_gpus[job]
             of_gpu += gpu_memory_bytes[job]
+            peak = max(peak, gpu_memory_bytes[job])
+        of_gpu -= (1.0 - kept) * (of_gpu - peak)
         for i in range(first_gpu[g], first_gpu[g + 1]):
             node = gpu_node[gpus[i]]
             cores[node] += of_cores
@@ -155,11 +159,12 @@ def refuse_overload(
     cluster: Cluster,
     name: Callable[[int], str],
     policy: str,
+    kept: float = 1.0,
 ) -> None:
     """Raise `PlanError` if groups need more than a node has; does nothing without limits.
 
     `changed` (groups,) marks groups that start or change; `columns` are from the job store, by job number; `name` gives
-    a job's name for messages.
+    a job's name for messages; `kept` is the policy's `memory_kept`.
     """
     asked = cluster.limits_nodes and bool(columns["has_demands"][0])
     if not (asked or cluster.limits_gpu_memory) or not changed.any():
@@ -167,7 +172,7 @@ def refuse_overload(
     what, node, total = overload(
         groups.jobs, groups.first_job, groups.gpus, groups.first_gpu, changed, columns["gpus"], columns["cpus"],
         columns["memory_bytes"], columns["gpu_memory_bytes"], cluster.gpu_node, cluster.node_cpus,
-        cluster.node_memory_bytes, cluster.node_gpu_memory_bytes,
+        cluster.node_memory_bytes, cluster.node_gpu_memory_bytes, kept,
     )  # fmt: skip
     if what == FITS:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from types import MappingProxyType
 
 from plait.core.errors import InputError, suggest
@@ -12,7 +13,7 @@ from plait_papers.muri.artifact.antman import AntMan
 from plait_papers.muri.artifact.interleaved import MATCHINGS, Muri, MuriOptions
 from plait_papers.muri.artifact.queues import Shortest, Tiresias
 from plait_papers.muri.artifact.state import Rule
-from plait_papers.muri.artifact.themis import Themis
+from plait_papers.muri.artifact.themis import SHARES, Themis
 from plait_papers.muri.artifact.trace import ArtifactTrace
 
 SUMMARIES: Mapping[str, str] = {
@@ -32,6 +33,7 @@ MEANINGS: Mapping[str, str] = {
     "ordering": "best or worst arrangement of stages; default best",
     "order": "muri-l: attained service, continuous, or discretised on Tiresias' queues; default continuous",
     "matching": "ties as the artifact breaks them, or plait's own exact matching; default artifact",
+    "shares": "themis: shares that the largest rho leaves open; fair, centre or equal; default fair",
 }
 
 
@@ -59,18 +61,17 @@ def read_setting(text: str) -> Setting:
     """
     name, given = split_options(text, "muri-artifact", POLICIES, "muri-l:unpack=off")
     if not name.startswith("muri"):
-        if given:
-            raise InputError(f"{name} takes no options in world muri-artifact, got {next(iter(given))!r}")
-        return Setting(name)
+        _plain_rule(name, given)
+        return Setting(name, MappingProxyType(dict(given)))
     checked = muri_options(name, given)
     return Setting(name, MappingProxyType({option: getattr(checked, option) for option in given}))
 
 
-PLAIN: dict[str, Callable[[ArtifactTrace], Rule]] = {
+PLAIN: dict[str, Callable[..., Rule]] = {
     "srtf": lambda trace: Shortest(len(trace), by_service=False),
     "srsf": lambda trace: Shortest(len(trace), by_service=True),
     "tiresias": lambda trace: Tiresias(len(trace)),
-    "themis": lambda trace: Themis(len(trace)),
+    "themis": lambda trace, shares="fair": Themis(len(trace), shares),
     "antman": AntMan,
 }
 POLICIES = (*PLAIN, "muri-s", "muri-l")
@@ -99,12 +100,20 @@ def make_rule(
     2
     """
     if policy in PLAIN:
-        if options:
-            raise InputError(f"{policy} takes no options in the artifact's world, got {next(iter(options))!r}")
-        return PLAIN[policy](trace)
+        return _plain_rule(policy, options)(trace)
     if policy not in POLICIES:
         raise InputError(f"unknown policy {policy!r} of the artifact's world; {suggest(policy, POLICIES)}")
     return Muri(trace, muri_options(policy, options), duration_known=policy == "muri-s", seen=seen)
+
+
+def _plain_rule(policy: str, options: Mapping[str, object]) -> Callable[[ArtifactTrace], Rule]:
+    """What makes the rule of a policy other than Muri's; only Themis has an option."""
+    for name, value in options.items():
+        if (policy, name) != ("themis", "shares"):
+            raise InputError(f"{policy} takes no options in the artifact's world, got {name!r}")
+        if value not in SHARES:
+            raise InputError(f"option shares of themis cannot be {value!r}; known: {', '.join(SHARES)}")
+    return partial(PLAIN[policy], **options)
 
 
 def muri_options(policy: str, options: Mapping[str, object]) -> MuriOptions:
