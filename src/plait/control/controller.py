@@ -75,14 +75,14 @@ from plait.control.plan_check.grants import (
     refuse_missing_grants,
     still_granted,
 )
-from plait.control.usage import note_slow_progress, note_slow_steps, updated, updated_figures, without_gpus
+from plait.control.usage import note_paces, note_slow_progress, note_slow_steps, updated, updated_figures, without_gpus
 from plait.core.arrays import NO_JOBS, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError, PlanError
 from plait.core.jobs import TRANSITIONS, Checkpoints, JobTable, Phase
 from plait.core.network_grants import NetworkFigures, NetworkGrant
 from plait.core.plan import NO_GROUPS, TURN, Gate, Groups, NodeReservation, Plan, Reservation
-from plait.core.policy import Policy, Usage, View, has_preemption, layers, memory_kept
+from plait.core.policy import Policy, Usage, View, has_preemption, layers, memory_kept, tries_placements
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.core.resources import Resource
 from plait.core.words import counted, noted
@@ -280,6 +280,8 @@ class Controller:
         )  # fmt: skip
         if not self.running.single or self.running.guest is not None:
             self._note_shared_speed(event)
+        if tries_placements(self.policy) and len(self.running):
+            note_paces(event, columns, self.running, self.cluster)
         return ()
 
     def _note_lost_runs(self, jobs: IntArray) -> None:

@@ -37,6 +37,8 @@ LIFE_COLUMNS: dict[str, tuple[Any, Any]] = {
     "run_s": (0.0, np.float64),
     "shared_speed": (math.nan, np.float64),
     "slow_since_s": (math.nan, np.float64),
+    "packed_s": (math.nan, np.float64),
+    "spread_s": (math.nan, np.float64),
     "pending_since_s": (0.0, np.float64),
     "first_start_s": (math.nan, np.float64),
     "last_start_s": (math.nan, np.float64),
@@ -67,7 +69,7 @@ _WIDE = ("stage_s", "goodput")
 #: columns that follow from what users said
 _DERIVED = ("gpu_kinds", "kinds")
 #: columns that are left out of snapshots as long as no job has a value
-_RARE = ("slow_since_s",)
+_RARE = ("slow_since_s", "packed_s", "spread_s")
 #: columns of the spec that what was measured replaces
 _MEASURED = ("iteration_s", "checkpoints", "restart_s")
 #: one flag for all jobs: whether the column differs from its default anywhere, so empty columns are skipped

@@ -14,11 +14,13 @@ import numpy as np
 
 from plait.control.messages import NetworkReported, ProgressReported, UsageReported
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
+from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError
 from plait.core.jit import kernel
 from plait.core.network_grants import NetworkFigures
 from plait.core.plan import Groups
 from plait.core.policy import Usage
+from plait.placement.kernels import mark_spread
 
 _OF_GPUS = {"utilisation": "gpu_utilisation", "memory_bytes": "gpu_memory_bytes"}
 _OF_JOBS = tuple(field.name for field in fields(Usage) if field.name not in (*_OF_GPUS, "jobs"))
@@ -53,6 +55,23 @@ def updated(usage: Usage | None, event: UsageReported, gpus: int, running_group:
     here = running_group[jobs] >= 0
     of_jobs = {n: np.concatenate([getattr(event, n), getattr(before, n)])[last[here]] for n in _OF_JOBS}
     return Usage(**of_gpus, jobs=jobs[here], **of_jobs)
+
+
+def note_paces(event: ProgressReported, columns: Mapping[str, Any], running: Groups, cluster: Cluster) -> None:
+    """Note seconds an iteration of gangs alone on as many GPUs as they requested: packed or, on more nodes, spread.
+
+    The mean of the report and what was known, as network and neighbours make single ones differ.
+    """
+    group = columns["running_group"][event.jobs]
+    alone = (np.diff(running.first_job) == 1) & (True if running.guest is None else ~running.guest)
+    known = (group >= 0) & ~np.isnan(event.iteration_s) & (columns["gpus"][event.jobs] > 1)
+    known &= alone[group] & (running.gpu_count()[group] == columns["gpus"][event.jobs]) if len(running) else False
+    over = np.zeros(len(running), dtype=np.bool_)
+    mark_spread(running.gpus, running.first_gpu, cluster.gpu_node, cluster.node_kind, cluster.cap_prefix, over)
+    for name, where in (("packed_s", False), ("spread_s", True)):
+        these = known & (over[group] == where) if len(running) else known
+        before, now = columns[name][event.jobs[these]], event.iteration_s[these]
+        columns[name][event.jobs[these]] = np.where(np.isnan(before), now, (before + now) / 2)
 
 
 def without_gpus(usage: Usage, lost: BoolArray) -> Usage:

@@ -205,6 +205,11 @@ def memory_kept(policy: Policy) -> float:
     return min(float(getattr(one, "memory_kept", 1.0)) for one in layers(policy))
 
 
+def tries_placements(policy: Policy) -> bool:
+    """Whether the policy needs the pace of jobs spread and packed, which it declares by an attribute of this name."""
+    return any(getattr(one, "tries_placements", False) for one in layers(policy))
+
+
 def has_grants(policy: Policy) -> bool:
     """Whether plans of the policy grant memory of switches, as far as its attribute `grants` declares."""
     return bool(getattr(policy, "grants", False))

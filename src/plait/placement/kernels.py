@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.core.jit import lean_part, long_kernel, part
+from plait.core.jit import lean_part, linked, long_kernel, part
 
 # schemes
-CONSOLIDATED, CONSOLIDATED_FIRST_FIT, FIRST_FIT, BEST_FIT, SPREAD, COUNTING, RANDOM = 0, 1, 2, 3, 4, 5, 6
+CONSOLIDATED, CONSOLIDATED_FIRST_FIT, FIRST_FIT, BEST_FIT, SPREAD, COUNTING, RANDOM, APART = range(8)
 
 # what became of a job
 PLACED, TOO_FEW, FRAGMENTED, BLOCKED = 0, 1, 2, 3
@@ -237,6 +237,16 @@ def pick_anywhere(
 ) -> bool:
     """Fill `take` (nodes,) with `need` GPUs of any nodes: by `scheme` by number, the roomiest or the fullest first."""
     left = need
+    while scheme == APART and left > 0:  # one GPU after the other from the node that gives the fewest
+        node, most = -1, 0
+        for n in range(len(free)):
+            more = room(n, free, spare, per_gpu) - take[n] if node_kind[n] == kind else 0
+            if more > 0 and (node < 0 or take[n] < take[node] or (take[n] == take[node] and more > most)):
+                node, most = n, more
+        if node < 0:
+            return False
+        take[node] += 1
+        left -= 1
     if scheme in (FIRST_FIT, BEST_FIT):
         node = -1
         if scheme == BEST_FIT:
@@ -800,3 +810,25 @@ def gather(running: Running, found: Found) -> tuple[IntArray, IntArray, IntArray
         k += 1
         offsets[k] = at
     return status, positions, gpus, offsets
+
+
+@lean_part
+def over_many_nodes(
+    gpus: IntArray, lo: int, hi: int, gpu_node: IntArray, node_kind: IntArray, cap_prefix: IntArray
+) -> bool:
+    """Whether `gpus[lo:hi]`, those of a node in a row, are on more nodes than so many GPUs of their kind need."""
+    nodes, fewest, kind = 1, 1, node_kind[gpu_node[gpus[lo]]]
+    for i in range(lo + 1, hi):
+        nodes += gpu_node[gpus[i]] != gpu_node[gpus[i - 1]]
+    while fewest <= cap_prefix.shape[1] and cap_prefix[kind, fewest - 1] < hi - lo:
+        fewest += 1
+    return nodes > fewest
+
+
+@linked()
+def mark_spread(
+    gpus: IntArray, first_gpu: IntArray, gpu_node: IntArray, node_kind: IntArray, cap_prefix: IntArray, out: BoolArray
+) -> None:
+    """Write into `out` whether each group, with `gpus[first_gpu[g]:first_gpu[g + 1]]`, is `over_many_nodes`."""
+    for g in range(len(out)):
+        out[g] = over_many_nodes(gpus, first_gpu[g], first_gpu[g + 1], gpu_node, node_kind, cap_prefix)

@@ -28,6 +28,7 @@ import numpy as np
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.jobs import JobTable
+from plait.core.jobs.keys import CLOCK_S
 from plait.core.plan import TURN, Gate, Groups, Plan, plain_details
 from plait.core.policy import View
 from plait.core.resources import CPU_KIND
@@ -51,7 +52,7 @@ class Scheme(IntEnum):
     (nodes of several sizes, racks too small) is placed as CONSOLIDATED instead of never starting.
     FIRST_FIT and BEST_FIT: one node if possible (lowest number; minimum room left), otherwise several.
     SPREAD: the fullest nodes first, filling fragments. COUNTING: any free GPUs by number, so that only the count
-    matters. RANDOM: any free GPUs, drawn by a seeded generator.
+    matters. RANDOM: any free GPUs, drawn by a seeded generator. APART: on as many nodes as possible.
     """
 
     CONSOLIDATED = kernels.CONSOLIDATED
@@ -61,6 +62,7 @@ class Scheme(IntEnum):
     SPREAD = kernels.SPREAD
     COUNTING = kernels.COUNTING
     RANDOM = kernels.RANDOM
+    APART = kernels.APART
 
 
 #: How the GPUs of gangs are chosen: one `Scheme` for all, one a row of `view.jobs`, or a function for each gang.
@@ -68,7 +70,11 @@ How: TypeAlias = Scheme | IntArray | Chooser
 
 
 class Placement(Protocol):
-    """Chooses a scheme for each job by looking at the jobs (skew-aware), or the nodes of each gang that starts."""
+    """Chooses a scheme for each job by looking at the jobs (skew-aware), or the nodes of each gang that starts.
+
+    One with `moves(view)` also names rows of running jobs to place again, and when to decide again, seconds; then the
+    controller keeps the pace of jobs spread and packed.
+    """
 
     def __call__(self, view: View) -> IntArray | Chooser:
         """One `Scheme` a job of `view.jobs`, or a function from a gang to its nodes."""
@@ -525,3 +531,120 @@ class SkewAware:
         """The scheme of each job that has not lost its patience, by the skew (J,) of its tensors."""
         spread = skew <= self.packlimit  # NaN compares false: consolidated
         return np.where(spread, int(Scheme.SPREAD), int(Scheme.CONSOLIDATED))
+
+
+#: Kinds of jobs with a known skew and loss, both ways, from which a limit of the skew is learnt.
+LEAST_KINDS = 4
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Consolidate the jobs that lose more than `loss` of their speed when spread, by what jobs measured.
+
+    What a job loses is known of itself, else of jobs of its model and size, else by its skew once a limit can be learnt
+    from others (`learnt_packlimit`). The first job of any other kind is tried (Tiresias, section 3.3): it runs for
+    `trial_s` seconds on the GPUs that come, then as long the other way, packed or apart, and is moved once for that.
+    Raises `InputError` for invalid limits.
+    """
+
+    loss: float = 0.05
+    trial_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.loss < math.inf:
+            raise InputError(f"loss is {self.loss}; it takes a part of a job's speed >= 0, e.g. 0.05")
+        if not 0 < self.trial_s < math.inf:
+            raise InputError(f"trial_s is {self.trial_s}; it takes seconds > 0")
+
+    def __call__(self, view: View) -> IntArray:
+        """Unknown losses: first any GPUs, then the way that was not measured."""
+        jobs = view.jobs
+        lost, tried = self.losses(jobs), ~np.isnan([jobs.packed_s, jobs.spread_s])
+        trial = np.where(tried[0], int(Scheme.APART), np.where(tried[1], int(Scheme.CONSOLIDATED), int(Scheme.SPREAD)))
+        known = np.where(lost > self.loss, int(Scheme.CONSOLIDATED), int(Scheme.SPREAD))
+        return np.where(np.isnan(lost), trial, known)
+
+    def losses(self, jobs: JobTable) -> FloatArray:
+        """The part by which an iteration of each job (J,) takes longer when it is spread; NaN: not known.
+
+        Where only the learnt limit of skew decides, it is infinite or 0. The kind of a job is `JobTable.kinds`.
+        """
+        columns = jobs.columns
+        own = jobs.spread_s / jobs.packed_s - 1
+        all_lost = columns["spread_s"] / columns["packed_s"] - 1
+        rows = np.flatnonzero(~np.isnan(all_lost))
+        if not len(rows):
+            return own
+        kinds, of = np.unique(columns["kinds"][rows, BY_MODEL], return_inverse=True)
+        mean = np.bincount(of, all_lost[rows]) / np.bincount(of)
+        mine = jobs.kinds[:, BY_MODEL]
+        at = np.minimum(np.searchsorted(kinds, mine), len(kinds) - 1)
+        of_kind = np.where((kinds[at] == mine) & (mine != 0), mean[at], math.nan)
+        limit = learnt_packlimit(columns["skew"][rows], all_lost[rows], of, self.loss)
+        with np.errstate(invalid="ignore"):
+            by_skew = np.where(jobs.skew > limit, math.inf, 0.0)
+        by_skew = np.where(np.isnan(jobs.skew) | math.isnan(limit), math.nan, by_skew)
+        return np.where(~np.isnan(own), own, np.where(~np.isnan(of_kind), of_kind, by_skew))
+
+    def moves(self, view: View) -> tuple[IntArray, float]:
+        """Running rows to place again, and when the next trial ends, seconds.
+
+        These are the first of each kind that have been tried one way, and all that lose where they are, if there is
+        room for them on the GPUs that are free and their own.
+        """
+        jobs, cluster, running = view.jobs, view.cluster, view.running
+        lost, ran = self.losses(jobs), jobs.running & view.may_stop & (jobs.gpus > 1)
+        rows = np.flatnonzero(ran & np.isnan(lost))
+        mine = jobs.kinds[rows, BY_MODEL]
+        rows = rows[np.unique(np.where(mine == 0, -1 - rows, mine), return_index=True)[1]]
+        ends_s = jobs.last_start_s[rows] + self.trial_s
+        over = ends_s <= view.now_s + CLOCK_S
+        until_s = float(np.where(over, view.now_s + self.trial_s, ends_s).min(initial=math.inf))
+        measured = ~np.isnan(np.fmin(jobs.packed_s[rows], jobs.spread_s[rows]))
+        spread = np.zeros(len(running), dtype=np.bool_)
+        kinds, prefix = cluster.node_kind, cluster.cap_prefix
+        kernels.mark_spread(running.gpus, running.first_gpu, cluster.gpu_node, kinds, prefix, spread)
+        lose = np.flatnonzero(ran & (lost > self.loss))
+        wanted = [*rows[over & measured].tolist(), *lose[spread[jobs.running_group[lose]]].tolist()]
+        free = np.where(cluster.node_up, cluster.node_gpus, 0)
+        free = free - np.bincount(cluster.gpu_node[np.unique(running.gpus)], minlength=len(free))
+        for row in wanted:
+            group = int(jobs.running_group[row])
+            held = running.gpus[running.first_gpu[group] : running.first_gpu[group + 1]]
+            node = cluster.gpu_node[held]
+            room = np.where(kinds == kinds[node[0]], free + np.bincount(node, minlength=len(free)), 0)
+            fewest = int(np.searchsorted(prefix[kinds[node[0]]], len(held))) + 1
+            if spread[group]:
+                fits = np.sort(room)[-fewest:].sum() >= len(held)
+            else:
+                fits = min(len(held), (room > 0).sum()) > fewest
+            if fits:  # where it goes is not known yet, so one move at a time
+                return np.array([row]), until_s
+        return NO_JOBS, until_s
+
+
+#: Column of `JobTable.kinds`: the model and the number of GPUs.
+BY_MODEL = 2
+
+
+def learnt_packlimit(skew: FloatArray, lost: FloatArray, kind: IntArray, loss: float) -> float:
+    """The limit of the skew that tells best which kinds lose more than `loss` when spread; NaN where it is not known.
+
+    `skew` and `lost` have one entry a measured job, `kind` numbers them from 0. Limits lie half-way between neighbours;
+    of equally good ones the highest, which consolidates the fewest. Unknown with less than `LEAST_KINDS` kinds, or
+    without any that lose and any that do not: then skew has not told anything yet.
+
+    >>> learnt_packlimit(np.array([0.1, 0.2, 0.6, 0.7]), np.array([0.0, 0.01, 0.3, 0.4]), np.arange(4), 0.05)
+    0.4
+    """
+    told = ~np.isnan(skew)
+    number = np.bincount(kind[told])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        of_kind, lost_by_kind = (np.bincount(kind[told], values[told]) / number for values in (skew, lost))
+    order = np.argsort(of_kind[number > 0])
+    of_kind, loses = of_kind[number > 0][order], (lost_by_kind[number > 0] > loss)[order]
+    if len(of_kind) < LEAST_KINDS or loses.all() or not loses.any():
+        return math.nan
+    right = np.cumsum(~loses)[:-1] + loses.sum() - np.cumsum(loses)[:-1]
+    cuts = np.flatnonzero((right == right[np.diff(of_kind) > 0].max(initial=0)) & (np.diff(of_kind) > 0))
+    return float(of_kind[cuts[-1] : cuts[-1] + 2].mean()) if len(cuts) else math.nan

@@ -22,7 +22,7 @@ from plait.core.errors import InputError, MissingExtra, suggest
 from plait.core.goodput import MOST_POWER
 from plait.core.ina_request import MEMORY_LAWS, ROUTES
 from plait.core.policy import Policy
-from plait.placement import Scheme, SkewAware
+from plait.placement import Scheme, SkewAware, Trial
 from plait.placement.packing import Placement
 from plait.policies import compose
 from plait.policies.citations import CITATIONS
@@ -92,6 +92,7 @@ _PLACEMENTS: Mapping[str, Scheme] = {s.name.lower().replace("_", "-"): s for s i
 #: Placements that pick the nodes of each gang that starts; `netpack` needs a network.
 _CHOOSING: Mapping[str, Callable[..., Placement]] = {
     "skew": SkewAware,
+    "trial": Trial,
     "netpack": OnDemand("plait.placement.netpack:NetPack"),
     "gpu-balance": OnDemand("plait.placement.netpack:GpuBalance"),
     "flow-balance": OnDemand("plait.placement.netpack:FlowBalance"),
@@ -100,14 +101,18 @@ _CHOOSING: Mapping[str, Callable[..., Placement]] = {
 #: Options of one placement: name on the command line -> the placement and its field.
 _OF_PLACEMENT: Mapping[str, tuple[str, str]] = {
     "packlimit": ("skew", "packlimit"),
+    "loss": ("trial", "loss"),
+    "trial_s": ("trial", "trial_s"),
     "bandwidth": ("netpack", "bandwidth"),
     "fragments": ("netpack", "fragments"),
     "memory_law": ("netpack", "law"),
 }
 _PLACED = {
-    "placement": choice("which GPUs a gang gets; skew: together only if one tensor dominates; netpack: by the state of "
-                        "the network", *_PLACEMENTS, *_CHOOSING),
+    "placement": choice("which GPUs a gang gets; skew: together only if one tensor dominates; trial: only if a run on "
+                        "several nodes is slower; netpack: by the state of the network", *_PLACEMENTS, *_CHOOSING),
     "packlimit": number("placement=skew: together if the largest tensor is more than this share of all", 0.0, 1.0),
+    "loss": number("placement=trial: together if spread iterations take longer by more than this part"),
+    "trial_s": number("placement=trial: seconds of a run in each placement", over=True, unit="seconds"),
     "bandwidth": number("placement=netpack: weight of free links in the value of a server"),
     "fragments": number("placement=netpack: weight of GPUs left over in the value of a server"),
     "memory_law": choice("placement=netpack: how switch memory is shared; none: rings; auto: as the jobs that run",

@@ -263,6 +263,11 @@ class Composed:
         return float(getattr(self.group, "memory_kept", 1.0))
 
     @property
+    def tries_placements(self) -> bool:
+        """Whether its placement learns from the pace of jobs spread and packed."""
+        return hasattr(self.place, "moves")
+
+    @property
     def preempts(self) -> bool:
         """Whether running jobs give up their GPUs to jobs ahead of them, without a shortest run that delays it."""
         return self.preempt and not self.min_run_s > 0
@@ -332,12 +337,15 @@ class Composed:
         if self.group is not None:
             plan = self._in_groups(view, sort(keys), scheme, ranking)
         else:
+            move, tried_s = self.place.moves(view) if self.tries_placements else (None, math.inf)  # type: ignore[union-attr]
             plan = place(
                 view,
                 sort(keys),
                 scheme=scheme,
                 strict=strict,
+                move=move,
                 seed=self.seed,
+                valid_until_s=tried_s,
                 levels=ranking.levels,
                 promoted=ranking.promoted,
             )

@@ -14,7 +14,6 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
-from plait.core.jit import lean_part, linked
 from plait.core.jobs import JobBatch
 from plait.core.network_grants import NetworkFigures, NetworkGrant
 from plait.core.plan import TURN, Gate, Groups
@@ -22,33 +21,12 @@ from plait.core.policy import Usage
 from plait.core.resources import Resource
 from plait.grouping.interference import MEASURED_INTERFERENCE
 from plait.grouping.times import interleaved_iteration_s
+from plait.placement.kernels import mark_spread
 from plait.sim.measured_pairs import MeasuredPairs
 from plait.sim.shared_gpu import GpuSharing, beside_gpus
 
 #: By job number: the memory of switches that jobs have. The others exchange in a ring.
 Granted = Mapping[int, tuple[NetworkGrant, ...]]
-
-
-@lean_part
-def over_many_nodes(
-    gpus: IntArray, lo: int, hi: int, gpu_node: IntArray, node_kind: IntArray, cap_prefix: IntArray
-) -> bool:
-    """Whether `gpus[lo:hi]`, those of a node in a row, are on more nodes than so many GPUs of their kind need."""
-    nodes, fewest, kind = 1, 1, node_kind[gpu_node[gpus[lo]]]
-    for i in range(lo + 1, hi):
-        nodes += gpu_node[gpus[i]] != gpu_node[gpus[i - 1]]
-    while fewest <= cap_prefix.shape[1] and cap_prefix[kind, fewest - 1] < hi - lo:
-        fewest += 1
-    return nodes > fewest
-
-
-@linked()
-def mark_spread(
-    gpus: IntArray, first_gpu: IntArray, gpu_node: IntArray, node_kind: IntArray, cap_prefix: IntArray, out: BoolArray
-) -> None:
-    """Write into `out` whether each group, with `gpus[first_gpu[g]:first_gpu[g + 1]]`, is `over_many_nodes`."""
-    for g in range(len(out)):
-        out[g] = over_many_nodes(gpus, first_gpu[g], first_gpu[g + 1], gpu_node, node_kind, cap_prefix)
 
 
 class Physics(Protocol):

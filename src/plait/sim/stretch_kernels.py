@@ -40,14 +40,13 @@ from plait.placement.kernels import (
     count,
     hold,
     name_gpus,
+    over_many_nodes,
     total,
     walk,
 )
 from plait.placement.packing import KEPT as BY_KEPT
 from plait.placement.packing import RESERVED
-from plait.sim import physics
 from plait.sim import state as bodies
-from plait.sim.physics import over_many_nodes
 from plait.sim.state import DONE, UNIT, attained_gpu_s, done_at, held_ms, leave_one, pace_one, ran_s, start_one
 
 #: Entries of `Stretch.at`: the present instant, when a decision is asked for, both in ms; until when the last decision
@@ -762,7 +761,7 @@ def admit_arrivals(
     return job - first
 
 
-@linked(bodies, keys, keeping, kernels, check, job_rows, physics, nogil=True)
+@linked(bodies, keys, keeping, kernels, check, job_rows, nogil=True)
 def run_stretch(s: Stretch, instants: int) -> None:
     """Go through at most so many instants; stops earlier if all jobs have ended, nothing is due, or a plan is refused.
 

@@ -143,6 +143,10 @@ class JobTable:
     attained_gpu_s = JobColumn[FloatArray]("GPU-seconds held so far")
     run_s = JobColumn[FloatArray]("seconds on GPUs so far, overheads included")
     shared_speed = JobColumn[FloatArray]("speed relative to alone when it last shared GPUs; NaN if never")
+    packed_s = JobColumn[FloatArray](
+        "seconds an iteration on the minimum nodes, where placements are tried; NaN unknown"
+    )
+    spread_s = JobColumn[FloatArray]("the same on more nodes")
     slow_since_s = JobColumn[FloatArray](
         "since when it has got next to nothing as a guest, seconds; NaN if it gets more"
     )
