@@ -85,6 +85,7 @@ class Asked:
     )
     tags: list[str] | None = same(Job, "tags")
     ina: str | None = same(Job, "ina")
+    servers: int | None = same(Job, "servers")
     gradient_bytes: str | None = same(Job, "gradient_bytes")
     checkpoint_s: float | None = same(Job, "checkpoint_s")
     merge: bool = same(Job, "merge")
@@ -281,8 +282,8 @@ def _variables(pairs: Sequence[str], environ: Mapping[str, str]) -> dict[str, st
 #: Options of `plait submit` that training scripts rarely have, and whether a value follows.
 _RARE = (
     "gpus", "min_gpus", "max_gpus", "gpu_memory", "cpus", "retries", "deadline_s", "time_limit_s", "job_class",
-    "priority", "project", "ina", "gradient_bytes", "conda", "container", "node_env", "export_all", "wait_for_nodes",
-    "merge", "array", "matrix", "nodes", "gpus_per_node", "exclusive", "gpu_kinds",
+    "priority", "project", "ina", "servers", "gradient_bytes", "conda", "container", "node_env", "export_all",
+    "wait_for_nodes", "merge", "array", "matrix", "nodes", "gpus_per_node", "exclusive", "gpu_kinds",
 )  # fmt: skip
 _OWN = {"-g": True} | {f"--{one.word}": one.type is not bool for one in declared(Asked) if one.name in _RARE}
 

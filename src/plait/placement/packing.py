@@ -27,7 +27,7 @@ import numpy as np
 
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
-from plait.core.jobs import JobTable
+from plait.core.jobs import JobTable, placement_skew
 from plait.core.jobs.keys import CLOCK_S
 from plait.core.plan import TURN, Gate, Groups, Plan, plain_details
 from plait.core.policy import View
@@ -522,7 +522,7 @@ class SkewAware:
 
     def __call__(self, view: View) -> IntArray:
         jobs = view.jobs
-        schemes = self.schemes(jobs.skew)
+        schemes = self.schemes(placement_skew(jobs.skew, jobs.servers))
         if math.isfinite(self.patience_s):
             schemes[~jobs.running & (jobs.waiting_s >= self.patience_s)] = int(Scheme.SPREAD)
         return schemes
@@ -580,10 +580,12 @@ class Trial:
         mine = jobs.kinds[:, BY_MODEL]
         at = np.minimum(np.searchsorted(kinds, mine), len(kinds) - 1)
         of_kind = np.where((kinds[at] == mine) & (mine != 0), mean[at], math.nan)
-        limit = learnt_packlimit(columns["skew"][rows], all_lost[rows], of, self.loss)
+        skew = placement_skew(columns["skew"][rows], columns["servers"][rows])
+        limit = learnt_packlimit(skew, all_lost[rows], of, self.loss)
+        mine = placement_skew(jobs.skew, jobs.servers)
         with np.errstate(invalid="ignore"):
-            by_skew = np.where(jobs.skew > limit, math.inf, 0.0)
-        by_skew = np.where(np.isnan(jobs.skew) | math.isnan(limit), math.nan, by_skew)
+            by_skew = np.where(mine > limit, math.inf, 0.0)
+        by_skew = np.where(np.isnan(mine) | math.isnan(limit), math.nan, by_skew)
         return np.where(~np.isnan(own), own, np.where(~np.isnan(of_kind), of_kind, by_skew))
 
     def moves(self, view: View) -> tuple[IntArray, float]:

@@ -96,6 +96,7 @@ _CHOOSING: Mapping[str, Callable[..., Placement]] = {
     "netpack": OnDemand("plait.placement.netpack:NetPack"),
     "gpu-balance": OnDemand("plait.placement.netpack:GpuBalance"),
     "flow-balance": OnDemand("plait.placement.netpack:FlowBalance"),
+    "level-links": OnDemand("plait.placement.servers:LevelLinks"),
     "least-fragmentation": OnDemand("plait.placement.netpack:LeastFragmentation"),
 }
 #: Options of one placement: name on the command line -> the placement and its field.

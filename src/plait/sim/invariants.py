@@ -133,8 +133,7 @@ class Invariants:
         of_gpu = np.bincount(running.group_of_member(), columns["gpu_memory_bytes"][jobs], minlength=len(running))
         peak = np.zeros(len(running))
         np.maximum.at(peak, running.group_of_member(), columns["gpu_memory_bytes"][jobs])
-        of_gpu = peak + memory_kept(controller.policy) * (of_gpu - peak)
-        taken = np.repeat(of_gpu, running.gpu_count())
+        taken = np.repeat(peak + memory_kept(controller.policy) * (of_gpu - peak), running.gpu_count())
         if len(guests):
             needed = needed_bytes(running, columns["gpu_memory_bytes"])
             of_gpu = np.bincount(running.group_of_member(), needed, minlength=len(running))

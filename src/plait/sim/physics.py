@@ -14,7 +14,7 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
-from plait.core.jobs import JobBatch
+from plait.core.jobs import JobBatch, placement_skew
 from plait.core.network_grants import NetworkFigures, NetworkGrant
 from plait.core.plan import TURN, Gate, Groups
 from plait.core.policy import Usage
@@ -127,7 +127,8 @@ class StandardPhysics:
 
     def sensitive(self, truth: JobBatch, jobs: IntArray) -> BoolArray:
         """Whether each of `jobs` is slower on more nodes than it needs; adaptive ones know that of themselves."""
-        flags: BoolArray = ~(truth.column("skew")[jobs] <= self.skew_threshold)
+        skew = placement_skew(truth.column("skew")[jobs], truth.column("servers")[jobs])
+        flags: BoolArray = ~(skew <= self.skew_threshold)
         flags &= truth.column("batch_size")[jobs] == 0
         return flags
 

@@ -20,7 +20,7 @@ from plait.control.job_store import LIFE_COLUMNS
 from plait.control.plan_check.check import OK, plan_error
 from plait.core.arrays import IntArray
 from plait.core.errors import SimulationError
-from plait.core.jobs import Checkpoints
+from plait.core.jobs import Checkpoints, placement_skew
 from plait.core.jobs.keys import QUEUE
 from plait.core.plan import Groups, Plan
 from plait.core.preemption import PreemptionRule
@@ -200,7 +200,7 @@ def _rules(controller: Controller, backend: Simulator) -> StretchRules:
     assert isinstance(order, OrderKey | Queues)
     queues = order if isinstance(order, Queues) else Queues(())
     if isinstance(placing, SkewAware):
-        scheme = placing.schemes(backend.reported.column("skew"))
+        scheme = placing.schemes(placement_skew(*map(backend.reported.column, ("skew", "servers"))))
     else:
         assert isinstance(placing, Scheme)
         scheme = np.array([int(placing)], dtype=np.int64)

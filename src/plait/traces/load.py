@@ -250,6 +250,7 @@ def _batch(table: TraceTable, duration_s: Array) -> JobBatch:
         "memory_bytes": np.nan_to_num(table["memory_bytes"].astype(np.float64)),
         "skew": np.array([share.get(m, np.nan) for m in models], dtype=np.float64),
         "gradient_bytes": table["gradient_bytes"].astype(np.float64),
+        "servers": np.nan_to_num(table["servers"].astype(np.float64)).astype(np.int64),
         "ina": _requests(table["ina"]),
         "deadline_s": table["deadline_s"].astype(np.float64),
         "priority": np.nan_to_num(table["priority"].astype(np.float64)),

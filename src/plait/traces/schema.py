@@ -106,6 +106,7 @@ JOB_COLUMNS: tuple[Column, ...] = (
     _s("gpu_s", "seconds per iteration on the GPU", minimum=0),
     _s("network_s", "seconds per iteration on the network", minimum=0),
     _s("gradient_bytes", "bytes of gradients that each worker exchanges in an iteration", minimum=0),
+    _count("servers", "parameter servers, ranks without GPUs; null = none"),
     _text("gpu_kinds", "allowed kinds, A|B; null = any"),
     _count("cpu_milli", "thousandths of a CPU core, whole job", "int64"),
     _count("memory_bytes", "host memory, whole job", "int64"),

@@ -17,6 +17,7 @@ from plait.core.resources import StageProfile
 from plait.network import measured
 from plait.network.packets.run import flow
 from plait.network.topology.read import networked
+from plait.placement.servers import link_loads
 from plait.policies.catalog import make_policy
 from plait.sim.contention.network import NetworkPhysics, cut_jobs, with_gradient_bytes
 from plait.sim.physics import StandardPhysics
@@ -220,3 +221,25 @@ def test_time_in_which_nobody_runs_is_no_time_of_exchange() -> None:
 
     done = simulate(batch, cluster, make_policy("fifo"), world(), observe=observe)
     assert measure(done.controller, made[0]).summary["exchange_job_h"] == pytest.approx(400 / 3600, rel=0.01)
+
+
+def test_parameter_servers_load_links_by_their_parts_and_where_they_are() -> None:
+    """Eight workers on two nodes: two equal servers carry 4 gradients, one server half of them is away from 4 + 4."""
+    ring = jobs(8, 8, 8)
+    equal, one, skewed = (replace_servers(ring, servers, 0.05 if servers == 2 else 0.7) for servers in (2, 1, 4))
+    alone = NetworkPhysics().iteration_s(ring, placed((0, 1)), RACKS)
+    for truth in (equal, one, skewed):  # as its trace says where it needs no more nodes, however it exchanges
+        assert NetworkPhysics().iteration_s(truth, placed((0, 1)), RACKS) == pytest.approx(alone)
+    half = tuple(4 * node + i for node in range(4) for i in range(2))
+    wide = Groups.of([Group((Member(0),), half)])
+    pace = {
+        name: float(NetworkPhysics().iteration_s(truth, wide, RACKS)[0])
+        for name, truth in (("ring", ring), ("equal", equal), ("one", one), ("skewed", skewed))
+    }
+    # 2 nodes: 4 workers send to the half away and back: 4. 4 nodes, 2 servers on two: 2 x 0.5 + 0.5 x 6 = 4.
+    assert link_loads(np.array([2, 2, 2, 2]), np.array([0.5, 0.5]), np.array([0, 1])).tolist() == [4, 4, 2, 2]
+    assert pace["one"] > pace["skewed"] > pace["equal"], "the busiest server decides"
+
+
+def replace_servers(batch: JobBatch, servers: int, skew: float) -> JobBatch:
+    return batch.replace(servers=np.full(len(batch), servers), skew=np.full(len(batch), skew))

@@ -8,7 +8,7 @@ commands and plans use numbers.
 """
 
 from plait.core.ina_request import InaRequest
-from plait.core.jobs.batch import FLOAT_ROW, WHOLE_ROW, JobBatch
+from plait.core.jobs.batch import FLOAT_ROW, WHOLE_ROW, JobBatch, placement_skew
 from plait.core.jobs.spec import TRANSITIONS, Checkpoints, JobClass, JobSpec, Phase
 from plait.core.jobs.table import JobArchive, JobColumn, JobStatus, JobTable, gpu_use, work_done_s
 
@@ -27,5 +27,6 @@ __all__ = [
     "JobTable",
     "Phase",
     "gpu_use",
+    "placement_skew",
     "work_done_s",
 ]

@@ -44,6 +44,7 @@ _INTS = {
     "max_gpus": 0,
     "job_class": 0,
     "retries": 3,
+    "servers": 0,
     "checkpoints": int(Checkpoints.ON_STOP),
     **dict.fromkeys(_BATCH, 0),
 }
@@ -215,6 +216,18 @@ class JobBatch:
                 profile = StageProfile.from_sequence(stage.tolist(), row["iteration_s"])
             self._known[i] = JobSpec(**row, profile=profile)
         return self._known[i]
+
+
+def placement_skew(share: FloatArray, servers: IntArray) -> FloatArray:
+    """How much a job suffers from spreading, 0 to 1: of its largest tensor's `share` and its parameter `servers`.
+
+    Without servers the share itself. With them the part of the time in which the others wait for the busiest server,
+    which a tensor that is not divided may overload (Tiresias, section 3.3).
+
+    >>> placement_skew(np.array([0.7, 0.7, 0.1]), np.array([0, 4, 4])).round(2).tolist()
+    [0.7, 0.64, 0.0]
+    """
+    return np.where(servers > 0, 1.0 - 1.0 / np.maximum(servers * share, 1.0), share)
 
 
 def _batches_can_be(jobs: JobBatch) -> BoolArray:

@@ -74,12 +74,13 @@ class JobSpec:
     for no deadline. `time_limit_s`: seconds on GPUs, of all attempts together, after which the job is ended; None for
     no limit. `priority`: higher goes first, where the policy uses it. `weight`: the share of a job where the policy is
     a fair one. `gradient_bytes`: bytes that each worker sends to the others in an iteration, before any reduction (the
-    size of all gradients); None unknown. `retries`: restarts allowed after failures of its own. `ina`: its request for
-    in-network aggregation. `batch`: the job adapts its batch size within these limits; then `iterations` are worth one
-    at the initial batch each, whatever the batch is (Pollux, section 3.1), and `iteration_s` is the time of one.
-    `scaling`: measured seconds of an iteration by GPUs of an elastic job with a fixed batch; () unknown.
-    `checkpoints` and `restart_s` (seconds that a stop and the start after it take; None unknown) are assumed until a
-    `StopCostReported`.
+    size of all gradients); None unknown. `servers`: ranks without GPUs that hold the parameters (Tiresias, section
+    3.3), on nodes of its GPUs; 0: workers exchange among themselves. `retries`: restarts allowed after failures of its
+    own. `ina`: its request for in-network aggregation. `batch`: the job adapts its batch size within these
+    limits; then `iterations` are worth one at the initial batch each, whatever the batch is (Pollux, section 3.1), and
+    `iteration_s` is the time of one. `scaling`: measured seconds of an iteration by GPUs of an elastic job with a fixed
+    batch; () unknown. `checkpoints` and `restart_s` (seconds that a stop and the start after it take; None unknown) are
+    assumed until a `StopCostReported`.
 
     Raises `InputError`, with the job and the field, for a value that no job can have.
     """
@@ -102,6 +103,7 @@ class JobSpec:
     skew: float | None = None
     tensor_bytes: tuple[float, ...] | None = None
     gradient_bytes: float | None = None
+    servers: int = 0
     deadline_s: float | None = None
     time_limit_s: float | None = None
     priority: float = 0.0
@@ -134,7 +136,8 @@ class JobSpec:
         self._require(known, "restart_s", self.restart_s, "a number of seconds >= 0, or None if unknown")
         made = "an InaRequest, e.g. InaRequest.parse('require')"
         self._require(isinstance(self.ina, InaRequest), "ina", self.ina, made)
-        self._require(self.retries >= 0, "retries", self.retries, "a whole number >= 0")
+        for name in ("retries", "servers"):
+            self._require(getattr(self, name) >= 0, name, getattr(self, name), "a whole number >= 0")
         if self.iteration_s is None and self.profile is not None:
             object.__setattr__(self, "iteration_s", self.profile.iteration_s)
         if self.skew is None and self.tensor_bytes:

@@ -125,6 +125,7 @@ class JobTable:
     gpu_memory_bytes = JobColumn[FloatArray]("memory a GPU; 0 = unknown")
     skew = JobColumn[FloatArray]("share of the largest tensor in all tensor bytes; NaN if unknown")
     gradient_bytes = JobColumn[FloatArray]("bytes that each worker exchanges in an iteration; NaN if unknown")
+    servers = JobColumn[IntArray]("ranks without GPUs that hold the parameters; 0 if none")
     deadline_s = JobColumn[FloatArray]("seconds after submission; NaN if none")
     time_limit_s = JobColumn[FloatArray]("seconds on GPUs after which it is ended; NaN if none")
     priority = JobColumn[FloatArray]("larger is more important")

@@ -231,6 +231,10 @@ class Job:
         "In-network aggregation: auto, require or off, then fields, e.g. require:memory=2048", unset="auto",
         more="A text in the form of the option --ina stands for the fields.",
     )  # fmt: skip
+    servers: int | None = said(
+        "Parameter servers: ranks that PLAIT_SERVERS lists start one each", unset="none", minimum=0, maximum=1000,
+        more="A JSON list with the rank that starts each server, on nodes where they level the load of links.",
+    )  # fmt: skip
     gradient_bytes: float | None = said(
         "Size of all gradients of an iteration, e.g. 100M", unset="by the name of the model",
         more="A plain number is in bytes; what memory of switches is planned with.", **_SIZE,

@@ -322,6 +322,7 @@ def spec_of(
         retries=int(request["retries"]) if request.get("retries") is not None else 3,
         ina=ina_of(request),
         gradient_bytes=request.get("gradient_bytes"),
+        servers=int(request.get("servers") or 0),
         batch=limits_of(request),
         checkpoints=Checkpoints.NEVER,  # until it reports that it can resume from one
     )

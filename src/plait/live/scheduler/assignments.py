@@ -16,9 +16,12 @@ from plait.live.scheduler.network.orders import grant_of_ranks, switch_orders
 from plait.live.scheduler.network.tell import waits_for_word
 from plait.live.scheduler.records.attempts import FAILED, Attempt, JobRecord, Rank
 from plait.live.scheduler.stops import GRACEFUL, TIME_LIMIT
+from plait.placement.servers import starting_ranks
 
 #: Where a job finds the bounds of its batch that were given when it was submitted: `BatchLimits` as JSON.
 BATCH_VARIABLE = "PLAIT_BATCH"
+#: Where its ranks find which of them start parameter servers.
+SERVERS_VARIABLE = "PLAIT_SERVERS"
 #: Where its agent finds the image of its container; see `plait.live.agent.processes.container`.
 CONTAINER_VARIABLE = "PLAIT_CONTAINER"
 
@@ -92,7 +95,11 @@ def _run(ctx: Context, job: JobRecord, attempt: Attempt, index: int, rank: Rank)
         gpus=[rank.gpu],
         group=_group(ctx, job, attempt),
         workdir=request.get("workdir") or "",
-        env=_threads(request) | dict(request.get("env") or {}) | _batch_env(request) | _container_env(request),
+        env=_threads(request)
+        | dict(request.get("env") or {})
+        | _batch_env(request)
+        | _container_env(request)
+        | _servers_env(request, attempt),
         stop=attempt.stop is not None,
         grace_s=_grace_s(attempt, options.grace_s) if graceful else options.kill_grace_s,
         local_rank=same_node.index(index),
@@ -129,6 +136,14 @@ def _threads(request: Mapping[str, Any]) -> dict[str, str]:
 def _container_env(request: Mapping[str, Any]) -> dict[str, str]:
     """The image in which agents run the job."""
     return {CONTAINER_VARIABLE: request["container"]} if request.get("container") else {}
+
+
+def _servers_env(request: Mapping[str, Any], attempt: Attempt) -> dict[str, str]:
+    """The rank that starts each parameter server of the job, as JSON."""
+    servers = int(request.get("servers") or 0)
+    if not servers:
+        return {}
+    return {SERVERS_VARIABLE: json.dumps(starting_ranks([rank.node for rank in attempt.ranks], servers))}
 
 
 def _batch_env(request: Mapping[str, Any]) -> dict[str, str]:

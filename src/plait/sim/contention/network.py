@@ -27,6 +27,7 @@ from plait.network.fluid.memory import SteadyRates
 from plait.network.gradients import MOST_EXCHANGE, gradient_bytes
 from plait.network.measured import RATES, Measured
 from plait.network.topology.paths import Graph
+from plait.placement.servers import by_rule, link_loads, server_parts
 from plait.sim.physics import Granted, StandardPhysics
 
 #: Where the workers of a job are, by numbers of nodes, and its grants: all that its way through the network depends on.
@@ -57,8 +58,9 @@ class NetworkPhysics:
     sizes of gradients are cut to that (`cut_jobs`). `overlap` (0 to 1) is the part of the computation beside which a
     job exchanges; `phases` says how exchanges of different groups meet (`network.fluid.iterations`), `rates` where the
     rates of jobs with shared memory come from (`network.measured`). Members that take turns at a barrier never exchange
-    at the same time. Jobs that adapt their batch exchange as their own throughput says, and use no links. The spread
-    slow-down of `inner` is not used: distance costs what links do.
+    at the same time. Jobs that adapt their batch exchange as their own throughput says, and use no links. A job with
+    parameter servers exchanges as `placement.servers` says. The spread slow-down of `inner` is not used: distance costs
+    what links do.
     """
 
     inner: StandardPhysics = field(default_factory=StandardPhysics)
@@ -148,6 +150,13 @@ class NetworkPhysics:
             compute_s = np.where(hidden, asked_s, (asked_s - exchange_s) / (1 - self.overlap))
         compute_s = np.maximum(compute_s, LEAST_COMPUTE * asked_s)
         adapts = truth.column("batch_size")[jobs] > 0
+        served = np.flatnonzero(truth.column("servers")[jobs] > 0)
+        for m in served.tolist():
+            g = int(running.group_of_member()[m])
+            node = cluster.gpu_node[running.gpus[running.first_gpu[g] : running.first_gpu[g + 1]]]
+            alone = _even(len(node), int(cluster.node_gpus.max()))
+            bits[m] *= _over_ring(truth, int(jobs[m]), np.unique(node, return_counts=True)[1])
+            bits[m] /= _over_ring(truth, int(jobs[m]), alone)
         return np.where((nodes > 1) & ~adapts, bits, 0.0), compute_s * alone_s / asked_s
 
     def _solved(
@@ -215,10 +224,31 @@ def _alone(truth: JobBatch, jobs: IntArray, graph: Graph, cluster: Cluster) -> t
     ring = np.where(needs > 1, 2.0 * (needs - 1) / needs, 1.0)  # gradients that a worker sends
     asked_s, measured_s = truth.iteration_s[jobs], truth.stage_s[jobs, Resource.NETWORK]
     wanted_s = ring * np.nan_to_num(8.0 * truth.column("gradient_bytes")[jobs]) / link
+    for i in np.flatnonzero(truth.column("servers")[jobs] > 0).tolist():
+        wanted_s[i] *= _over_ring(truth, int(jobs[i]), _even(int(truth.gpus[jobs[i]]), int(cluster.node_gpus.max())))
     measured = ~np.isnan(measured_s) & (needs > 1)
     exchange_s = np.where(measured, np.minimum(measured_s, asked_s), np.minimum(wanted_s, MOST_EXCHANGE * asked_s))
     cut: BoolArray = ~measured & (wanted_s > MOST_EXCHANGE * asked_s)
     return exchange_s * link / ring, np.where(needs > 1, exchange_s, 0.0), cut
+
+
+def _even(gpus: int, most: int) -> IntArray:
+    """Workers on each of the fewest nodes."""
+    nodes = -(-gpus // most)
+    return np.full(nodes, gpus // nodes) + (np.arange(nodes) < gpus % nodes)
+
+
+def _over_ring(truth: JobBatch, job: int, workers: IntArray) -> float:
+    """What the busiest link of a job with parameter servers carries, over that of a ring on the same nodes (nodes,).
+
+    An exchange ends when the busiest link has carried its part. Other links of the job are taken to be as busy, which
+    is too much where one server has most of the parameters.
+    """
+    if len(workers) < 2:
+        return 1.0
+    parts = server_parts(float(truth.column("skew")[job]), int(truth.column("servers")[job]))
+    loads = link_loads(workers, parts, by_rule(workers, parts))
+    return float(loads.max() / (2.0 * (len(workers) - 1) / len(workers)))
 
 
 #: Of an iteration alone, the least computation: the times of jobs are those of a cycle of both.
