@@ -5,7 +5,14 @@ from __future__ import annotations
 import typer
 
 from plait.cli.declared import command
-from plait_papers.requests import AntManRequest, EverythingRequest, InaRequest, MuriRequest, PolluxRequest
+from plait_papers.requests import (
+    AntManRequest,
+    EverythingRequest,
+    InaRequest,
+    MuriRequest,
+    PolluxRequest,
+    TiresiasRequest,
+)
 
 app = typer.Typer(help="Repeat a published evaluation and compare with its results.", no_args_is_help=True)
 
@@ -20,6 +27,12 @@ def _pollux(request: PolluxRequest) -> None:
     from plait_papers.pollux.command import reproduce_pollux
 
     reproduce_pollux(request)
+
+
+def _tiresias(request: TiresiasRequest) -> None:
+    from plait_papers.tiresias import reproduce_tiresias
+
+    reproduce_tiresias(request)
 
 
 def _antman(request: AntManRequest) -> None:
@@ -67,6 +80,22 @@ def pollux() -> None:
     plait reproduce pollux --data simulator/traces --workload simulator/workloads/workload-6.csv --seeds 0
 
     A run of the genetic search takes minutes. Stop with Ctrl-C; the same command continues from there.
+    """
+
+
+@app.command("tiresias", no_args_is_help=True)
+@command(TiresiasRequest, _tiresias)
+def tiresias() -> None:
+    """Tiresias (NSDI'19): its claims, and studies of its parameters.
+
+    The released 60 jobs and traces derived from Philly's under Tiresias, YARN-CS, Gandiva and policies with perfect
+    knowledge; loads, queues, thresholds, promotion, placement, parameter servers and costs of a preemption.
+
+    \b
+    plait reproduce tiresias --data data --report tiresias.html
+    plait reproduce tiresias --data data --section claims,loads
+
+    Stop with Ctrl-C; the same command continues from there.
     """
 
 

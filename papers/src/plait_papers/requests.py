@@ -57,6 +57,22 @@ class PolluxRequest:
 
 
 @dataclass(frozen=True)
+class TiresiasRequest:
+    """The options of `plait reproduce tiresias`."""
+
+    data: Annotated[Path, typer.Option(help="Folder with tiresias/60_job.csv, muri/trace3.csv and muri/trace1.csv.")]
+    section: Annotated[
+        Text, typer.Option(metavar="SECTION,...", help="claims, loads, studies, servers or preemption. [default: all]")
+    ] = None
+    report: Page = None
+    json: Json = None
+    work: WorkFolder = None
+    fresh: Fresh = False
+    jobs: Annotated[int | None, typer.Option(help="Only the first N jobs of each trace, for a quick look.")] = None
+    processes: Processes = 1
+
+
+@dataclass(frozen=True)
 class AntManRequest:
     """The options of `plait reproduce antman`."""
 
