@@ -11,10 +11,7 @@ from statistics import median, quantiles
 
 import common
 from common import Figure
-
-from plait.network.fluid.exchanges import Adders, prepared
-from plait.network.fluid.memory import steady_rates
-from plait_papers.memory_laws import (
+from memory_laws import (
     BURSTS,
     CROWDS,
     FRESH,
@@ -27,6 +24,9 @@ from plait_papers.memory_laws import (
     compared,
     exchanges,
 )
+
+from plait.network.fluid.exchanges import Adders, prepared
+from plait.network.fluid.memory import steady_rates
 
 QUICK = "--quick" in sys.argv
 SETS = {

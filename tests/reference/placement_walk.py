@@ -136,6 +136,11 @@ def _counts(hardware: Hardware, gang: Gang, kind: str) -> dict[int, int] | None:
         if found is None and _whole_nodes_first(empty, gang, kind, {n: empty.room(n, gang) for n in room}) is None:
             return _fewest(hardware, gang, kind, room)
         return found
+    if gang.scheme is Scheme.APART:
+        apart = dict.fromkeys(room, 0)
+        for _ in range(min(gang.size, sum(room.values()))):
+            apart[min((n for n in room if apart[n] < room[n]), key=lambda n: (apart[n], apart[n] - room[n], n))] += 1
+        return {n: count for n, count in apart.items() if count} if sum(room.values()) >= gang.size else None
     alone = [n for n in room if room[n] >= gang.size]
     if gang.scheme is Scheme.FIRST_FIT and alone:
         return {min(alone): gang.size}

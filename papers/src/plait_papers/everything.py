@@ -351,19 +351,15 @@ MEANS_HEAD = ("knows", "jobs with", "rows", "mean ratio", "worst ratio", "above 
 
 def tables(outcome: EverythingOutcome) -> Iterator[Table]:
     """For the terminal: `plait` by row, its means, and all policies."""
-    for title, head, texts, found in _shown(outcome):
-        table = Table(title=title)
-        for i, name in enumerate(head):
-            table.add_column(name, justify="left" if i < texts else "right")
-        for row in found:
-            table.add_row(*row)
-        yield table
+    for section in _sections(outcome):
+        yield section.table()
 
 
-def _shown(outcome: EverythingOutcome) -> Iterator[tuple[str, Sequence[str], int, list[tuple[str, ...]]]]:
-    yield "plait against the best of the others that know as much", HEAD, 3, [cells(row) for row in outcome.rows]
-    yield "Mean over rows", MEANS_HEAD, 2, list(means(outcome))
-    yield "All policies, over the best of each row", POLICY_HEAD, 2, list(by_policy(outcome))
+def _sections(outcome: EverythingOutcome) -> Iterator[Section]:
+    by_row = [cells(row) for row in outcome.rows]
+    yield Section.of("rows", "plait against the best of the others that know as much", LEAD, HEAD, 3, by_row)
+    yield Section.of("means", "Mean over rows", "", MEANS_HEAD, 2, list(means(outcome)))
+    yield Section.of("policies", "All policies, over the best of each row", "", POLICY_HEAD, 2, by_policy(outcome))
 
 
 LEAD = "Means over seeds; seeds: plait's mean over the other's on the best and on the worst seed."
@@ -371,12 +367,11 @@ LEAD = "Means over seeds; seeds: plait's mean over the other's on the best and o
 
 def page(outcome: EverythingOutcome) -> str:
     """The comparison as one self-contained HTML page."""
-    sections = []
-    for (title, head, texts, found), short in zip(_shown(outcome), ("rows", "means", "policies"), strict=True):
-        lines, before = [], ""
-        for row in found:
-            lines.append({"cells": row, "first": row[0] != before})
-            before = row[0]
-        sections.append(Section(short, short, title, LEAD if short == "rows" else "", [], head, texts, lines))
     facts = [f"{outcome.runs} runs", f"{outcome.cpu_s:.0f} CPU seconds", f"{outcome.settings['jobs']} jobs a run"]
-    return render("everything.html.j2", outcome, title="All policies on equal terms", facts=facts, sections=sections)
+    return render(
+        "everything.html.j2",
+        outcome,
+        title="All policies on equal terms",
+        facts=facts,
+        sections=list(_sections(outcome)),
+    )

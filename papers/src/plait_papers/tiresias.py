@@ -76,8 +76,7 @@ PLACEMENTS = ("consolidated", "skew", "trial", "spread", "flow-balance", "level-
 COSTS = (0.0, 1.0, 3.0, 10.0)
 SECTIONS = ("claims", "loads", "studies", "servers", "preemption")
 KEPT = (
-    "avg_jct_s", "p50_jct_s", "p99_jct_s", "makespan_s", "avg_queue_s", "gpu_utilisation", "preemptions",
-    "lost_gpu_h",
+    "avg_jct_s", "p50_jct_s", "p99_jct_s", "makespan_s", "avg_queue_s", "gpu_utilisation", "restarts", "lost_gpu_h",
 )  # fmt: skip
 WHY = (
     "5.5 over YARN-CS is one load of one trace: YARN-CS lets the head of its line block all others, so the ratio grows "
@@ -233,18 +232,8 @@ TITLES = {
 
 def sections(outcome: TiresiasOutcome) -> Iterator[Section]:
     """The tables, one a section that ran, then what starts cost by model."""
-    head = (
-        "",
-        "row",
-        "mean JCT, h",
-        "p50",
-        "p99",
-        "wait, h",
-        "GPUs held",
-        "preemptions",
-        "mean JCT over first",
-        "published",
-    )
+    hours = ("mean JCT, h", "p50", "p99", "wait, h")
+    head = ("", "row", *hours, "GPUs held", "restarts", "mean JCT over first", "published")
     for key, (title, lead) in TITLES.items():
         rows = [row for row in outcome.rows if row.section == key]
         if rows:
@@ -265,7 +254,7 @@ def sections(outcome: TiresiasOutcome) -> Iterator[Section]:
 def _cells(row: ClaimRow) -> tuple[str, ...]:
     f = row.figures
     hours = (f"{f[name] / 3600:.4g}" for name in ("avg_jct_s", "p50_jct_s", "p99_jct_s", "avg_queue_s"))
-    rest = f"{f['gpu_utilisation']:.0%}", f"{f['preemptions']:,.0f}", f"{row.ratio:.2f}", row.published
+    rest = f"{f['gpu_utilisation']:.0%}", f"{f['restarts']:,.0f}", f"{row.ratio:.2f}", row.published
     return row.trace, row.policy, *hours, *rest
 
 

@@ -3,6 +3,6 @@
 Start at `packing.place`.
 """
 
-from plait.placement.packing import Scheme, SkewAware, Trial, place, unknown_models
+from plait.placement.packing import Scheme, SkewAware, TriedPlacement, place, unknown_models
 
-__all__ = ["Scheme", "SkewAware", "Trial", "place", "unknown_models"]
+__all__ = ["Scheme", "SkewAware", "TriedPlacement", "place", "unknown_models"]

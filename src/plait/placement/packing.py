@@ -538,7 +538,7 @@ LEAST_KINDS = 4
 
 
 @dataclass(frozen=True)
-class Trial:
+class TriedPlacement:
     """Consolidate the jobs that lose more than `loss` of their speed when spread, by what jobs measured.
 
     What a job loses is known of itself, else of jobs of its model and size, else by its skew once a limit can be learnt
@@ -582,10 +582,10 @@ class Trial:
         of_kind = np.where((kinds[at] == mine) & (mine != 0), mean[at], math.nan)
         skew = placement_skew(columns["skew"][rows], columns["servers"][rows])
         limit = learnt_packlimit(skew, all_lost[rows], of, self.loss)
-        mine = placement_skew(jobs.skew, jobs.servers)
+        now = placement_skew(jobs.skew, jobs.servers)
         with np.errstate(invalid="ignore"):
-            by_skew = np.where(mine > limit, math.inf, 0.0)
-        by_skew = np.where(np.isnan(mine) | math.isnan(limit), math.nan, by_skew)
+            by_skew = np.where(now > limit, math.inf, 0.0)
+        by_skew = np.where(np.isnan(now) | math.isnan(limit), math.nan, by_skew)
         return np.where(~np.isnan(own), own, np.where(~np.isnan(of_kind), of_kind, by_skew))
 
     def moves(self, view: View) -> tuple[IntArray, float]:
@@ -597,11 +597,13 @@ class Trial:
         jobs, cluster, running = view.jobs, view.cluster, view.running
         lost, ran = self.losses(jobs), jobs.running & view.may_stop & (jobs.gpus > 1)
         rows = np.flatnonzero(ran & np.isnan(lost))
+        may_start = (np.isnan(lost) & (jobs.gpus > 1) & ~jobs.running).any()
         mine = jobs.kinds[rows, BY_MODEL]
         rows = rows[np.unique(np.where(mine == 0, -1 - rows, mine), return_index=True)[1]]
         ends_s = jobs.last_start_s[rows] + self.trial_s
         over = ends_s <= view.now_s + CLOCK_S
-        until_s = float(np.where(over, view.now_s + self.trial_s, ends_s).min(initial=math.inf))
+        again_s = view.now_s + self.trial_s
+        until_s = float(np.where(over, again_s, ends_s).min(initial=again_s if may_start else math.inf))
         measured = ~np.isnan(np.fmin(jobs.packed_s[rows], jobs.spread_s[rows]))
         spread = np.zeros(len(running), dtype=np.bool_)
         kinds, prefix = cluster.node_kind, cluster.cap_prefix

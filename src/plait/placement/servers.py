@@ -6,8 +6,9 @@ so what stays on a node uses no link:
 
     out of node n = w_n (1 - L_n) + L_n (W - w_n)        in sizes of all gradients; as much comes in
 
-with w_n workers there, and L_n the part of the parameters that its servers have. `by_rule` places servers one after the
-other, `levelled_servers` by an integer program, as the paper does; `LevelLinks` chooses nodes of workers by another.
+with w_n workers there, and L_n the part of the parameters that its servers have. `LevelLinks` chooses the nodes of
+workers by an integer program, as the paper does; `by_rule` then places servers one after the other, which is at most
+some per cent from the best.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ def server_parts(share: float, servers: int) -> FloatArray:
     >>> server_parts(0.7, 4).round(2).tolist(), server_parts(0.1, 4).tolist()
     ([0.7, 0.1, 0.1, 0.1], [0.25, 0.25, 0.25, 0.25])
     """
-    first = max(1.0 / servers, 0.0 if np.isnan(share) else share)
-    return np.array([first, *[(1.0 - first) / (servers - 1)] * (servers - 1)] if servers > 1 else [1.0])
+    parts = np.full(servers, 1.0 / servers)
+    if share > parts[0] and servers > 1:  # NaN compares false
+        parts[0], parts[1:] = share, (1.0 - share) / (servers - 1)
+    return parts
 
 
 def link_loads(workers: IntArray, parts: FloatArray, on: IntArray) -> FloatArray:
@@ -65,40 +68,6 @@ def by_rule(workers: IntArray, parts: FloatArray) -> IntArray:
         on[i] = int(np.lexsort((here, loads.round(12)))[0])
         here[on[i]] += parts[i]
     return on
-
-
-def levelled_servers(workers: IntArray, parts: FloatArray, base: FloatArray | None = None) -> IntArray:
-    """The node of each server so that the busiest link is the least busy, by an integer program.
-
-    `base` (nodes,) is what other jobs put on each link, in the same unit. Raises `MissingExtra` without HiGHS.
-    """
-    nodes = np.flatnonzero(workers)
-    n, k = len(nodes), len(parts)
-    cost = np.append(np.zeros(n * k), 1.0)  # column of server s on node i: s * n + i; the last is the busiest link
-    program = Program(cost, np.append(np.ones(n * k), np.inf))
-    whole = np.append(np.ones(n * k, dtype=bool), False)
-    for s in range(k):
-        program.put(program.add(1, 1.0, 1.0), s * n + np.arange(n), 1.0)
-    for i, node in enumerate(nodes.tolist()):
-        least = workers[node] + (0.0 if base is None else base[node])
-        row = program.add(1, -np.inf, -least)
-        program.put(row, np.arange(k) * n + i, parts * (workers.sum() - 2.0 * workers[node]))
-        program.put(row, np.array([n * k]), -1.0)
-    found = solve(program, start=_start(by_rule(workers[nodes], parts), n, workers[nodes], parts, nodes, base),
-                  most_nodes=MOST_BRANCHINGS, whole=whole)  # fmt: skip
-    assert found is not None  # any assignment is one
-    on: IntArray = nodes[np.argmax(found.values[:-1].reshape(k, n), axis=1)]
-    return on
-
-
-def _start(
-    on: IntArray, n: int, workers: IntArray, parts: FloatArray, nodes: IntArray, base: FloatArray | None
-) -> FloatArray:
-    """The rule's answer as a point of the program."""
-    point = np.zeros(n * len(parts) + 1)
-    point[np.arange(len(parts)) * n + on] = 1.0
-    point[-1] = float((link_loads(workers, parts, on) + (0.0 if base is None else base[nodes])).max())
-    return point
 
 
 def starting_ranks(nodes_of_ranks: Sequence[str], servers: int) -> list[int]:

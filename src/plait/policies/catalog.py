@@ -22,7 +22,7 @@ from plait.core.errors import InputError, MissingExtra, suggest
 from plait.core.goodput import MOST_POWER
 from plait.core.ina_request import MEMORY_LAWS, ROUTES
 from plait.core.policy import Policy
-from plait.placement import Scheme, SkewAware, Trial
+from plait.placement import Scheme, SkewAware, TriedPlacement
 from plait.placement.packing import Placement
 from plait.policies import compose
 from plait.policies.citations import CITATIONS
@@ -92,7 +92,7 @@ _PLACEMENTS: Mapping[str, Scheme] = {s.name.lower().replace("_", "-"): s for s i
 #: Placements that pick the nodes of each gang that starts; `netpack` needs a network.
 _CHOOSING: Mapping[str, Callable[..., Placement]] = {
     "skew": SkewAware,
-    "trial": Trial,
+    "trial": TriedPlacement,
     "netpack": OnDemand("plait.placement.netpack:NetPack"),
     "gpu-balance": OnDemand("plait.placement.netpack:GpuBalance"),
     "flow-balance": OnDemand("plait.placement.netpack:FlowBalance"),

@@ -64,6 +64,16 @@ def test_bounds_reach_the_policies_and_the_job(cluster: Make) -> None:
     assert told[2] is None
 
 
+def test_ranks_know_which_of_them_start_parameter_servers(cluster: Make) -> None:
+    c = cluster((2, 2))
+    c.submit({"gpus": 4, "servers": 3}, {"gpus": 1})
+    c.pass_s()
+    told = [run.env.get("PLAIT_SERVERS") for node in c.nodes for run in node.sync().attempts if run.job == 0]
+    assert [json.loads(text or "") for text in told] == [[0, 2, 0]] * 4, "two on the first node, one on the other"
+    assert known(c, "servers") == 3
+    assert known(c, "servers", 1) == 0
+
+
 @pytest.mark.parametrize(
     ("batch", "says"),
     [

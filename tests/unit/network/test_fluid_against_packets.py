@@ -9,17 +9,7 @@ from statistics import median
 
 import numpy as np
 import pytest
-
-from plait.core.cluster import Cluster
-from plait.network import measured
-from plait.network.fluid.exchanges import Adders, Exchange, Prepared, prepared
-from plait.network.fluid.jobs import PlacedJob
-from plait.network.fluid.memory import SteadyRates, steady_rates
-from plait.network.measured import Measured
-from plait.network.packets.run import flow
-from plait.network.topology.paths import Graph
-from plait.network.topology.read import networked
-from plait_papers.memory_laws import (
+from memory_laws import (
     BURSTS,
     CROWDS,
     FRESH,
@@ -32,6 +22,16 @@ from plait_papers.memory_laws import (
     compared,
     exchanges,
 )
+
+from plait.core.cluster import Cluster
+from plait.network import measured
+from plait.network.fluid.exchanges import Adders, Exchange, Prepared, prepared
+from plait.network.fluid.jobs import PlacedJob
+from plait.network.fluid.memory import SteadyRates, steady_rates
+from plait.network.measured import Measured
+from plait.network.packets.run import flow
+from plait.network.topology.paths import Graph
+from plait.network.topology.read import networked
 from sampling import sample
 
 

@@ -441,13 +441,15 @@ def test_the_published_setting_may_differ_by_metric() -> None:
 def test_chosen_figures() -> None:
     assert chosen(None) == KINDS
     assert chosen("tables, 9") == ("9", "tables")
-    with pytest.raises(InputError, match=r"unknown figure '8'; known: 9, 10, 11, 12, 13, 14, tables, testbed"):
-        chosen("8")
+    with pytest.raises(
+        InputError, match=r"unknown figure '7'; known: 9, 10, 11, 12, 13, 14, 8, tables, testbed, table1"
+    ):
+        chosen("7")
 
 
 def test_every_policy_and_option_is_explained() -> None:
     assert tuple(SUMMARIES) == POLICIES
-    assert set(MEANINGS) == set(CHOICES)
+    assert set(MEANINGS) == {*CHOICES, "shares"}
 
 
 @pytest.mark.parametrize(
@@ -456,6 +458,7 @@ def test_every_policy_and_option_is_explained() -> None:
         ("fifo", "no policy 'fifo'; known: srtf"),
         ("muri-x", r"did you mean 'muri-.'\?; it has srtf, srsf"),
         ("srtf:unpack=off", "srtf takes no options"),
+        ("themis:shares=all", "shares of themis cannot be 'all'; known: fair, centre, equal"),
         ("muri-s:unpack", "'unpack' is not option=value"),
         ("muri-s:unpck=off", "did you mean 'unpack'"),
         ("muri-l:max_jobs=9", "max_jobs of muri-l cannot be '9'"),

@@ -8,9 +8,9 @@ from itertools import chain
 from plait.core.errors import InputError
 from plait.core.version import __version__
 from plait.sim.studies.cases import parse_range
-from plait_papers.antman.compare import AntManOutcome, points, rows_of, tables
+from plait_papers.antman.compare import AntManOutcome, points, rows_of
 from plait_papers.antman.muri_artifact import artifact_cases, artifact_rows
-from plait_papers.antman.page import page
+from plait_papers.antman.page import page, tables
 from plait_papers.antman.runs import EVALUATION
 from plait_papers.antman.variants import bases, chosen
 from plait_papers.evaluation import publish

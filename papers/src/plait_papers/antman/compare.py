@@ -10,11 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.table import Table
-
-from plait_papers.antman.muri_artifact import METRICS, ArtifactRow
+from plait_papers.antman.muri_artifact import ArtifactRow
 from plait_papers.antman.runs import Case, Done
-from plait_papers.antman.variants import COMPARED, PARTS, PREEMPTING, STUDIES, Variant, bases, shapes, variants_of
+from plait_papers.antman.variants import COMPARED, PARTS, STUDIES, Variant, bases, shapes, variants_of
 from plait_papers.antman.workload import with_seed
 from plait_papers.evaluation import Outcome
 
@@ -180,40 +178,6 @@ TITLES = {
 }
 
 
-def tables(outcome: AntManOutcome) -> Iterator[Table]:
-    """All of them: the published comparison, the parts, the studies, the artifact, production."""
-    for section in TITLES:
-        rows = [row for row in outcome.rows if row.section == section]
-        if rows and section == "shapes":
-            yield _nearest(rows)
-        elif rows:
-            yield _table(TITLES[section], rows)
-    if outcome.artifact:
-        yield _artifact(outcome.artifact)
-    grid = Table(title="Published of production, for context", title_justify="left", header_style="bold")
-    grid.add_column("quantity")
-    grid.add_column("value", justify="right")
-    for what, value in PRODUCTION.items():
-        grid.add_row(what, value)
-    yield grid
-
-
-def _table(title: str, rows: Sequence[Comparison]) -> Table:
-    grid = Table(title=title, title_justify="left", header_style="bold")
-    grid.add_column("trace")
-    grid.add_column("variant")
-    columns = filled(rows)
-    for i in columns:
-        grid.add_column(HEAD[i], justify="right")
-    before = ""
-    for i, row in enumerate(rows):
-        last = i + 1 == len(rows) or rows[i + 1].at != row.at
-        shown = cells(row)
-        grid.add_row("" if row.at == before else row.at, row.variant, *(shown[c] for c in columns), end_section=last)
-        before = row.at
-    return grid
-
-
 def filled(rows: Sequence[Comparison]) -> list[int]:
     """Which of the columns `HEAD` have anything in one of the rows."""
     return [i for i in range(len(HEAD)) if any(cells(row)[i] for row in rows)]
@@ -247,44 +211,6 @@ def _ratio_text(ratio: Ratio | None) -> tuple[str, str]:
     return f"{ratio.ours:.2f}{span}", "" if ratio.published is None else f"{ratio.published:.2f}"
 
 
-def _nearest(rows: Sequence[Comparison]) -> Table:
-    grid = Table(title=TITLES["shapes"], title_justify="left", header_style="bold")
-    grid.add_column("trace, nearest first")
-    for row in (row for row in rows if row.at == rows[0].at and row.jct and row.jct.published):
-        for what, ratio in (("JCT", row.jct), ("makespan", row.makespan)):
-            assert ratio is not None
-            grid.add_column(f"{row.variant}, {what} ({ratio.published:.2f})", justify="right")
-    grid.add_column("off by at most a factor of", justify="right")
-    grid.add_column(f"killed by preemption ({KILLED[PREEMPTING.name]:.0%})", justify="right")
-    for factor, at, some in nearest(rows):
-        ratios = [r for row in some for r in (row.jct, row.makespan) if r is not None and r.published is not None]
-        grid.add_row(at, *(_ratio_text(r)[0] for r in ratios), f"{factor:.2f}", share(killed(some)))
-    return grid
-
-
 def share(part: float | None) -> str:
     """A share in percent; empty if unknown."""
     return "" if part is None else f"{part:.0%}"
-
-
-def _artifact(rows: Sequence[ArtifactRow]) -> Table:
-    title = "The unfinished AntMan of Muri's artifact, exact (seconds)"
-    grid = Table(title=title, title_justify="left", header_style="bold")
-    grid.add_column("trace")
-    for metric in METRICS.values():
-        grid.add_column(metric, justify="right")
-        grid.add_column("authors'", justify="right")
-    grid.add_column("guaranteed, mean JCT", justify="right")
-    grid.add_column("opportunistic, mean JCT", justify="right")
-    for row in rows:
-        values = [
-            text
-            for metric in METRICS
-            for text in (f"{row.ours[metric]:,.3f}", _seconds(row.published.get(metric)))
-        ]  # fmt: skip
-        grid.add_row(row.trace, *values, _seconds(row.guaranteed_s), _seconds(row.opportunistic_s))
-    return grid
-
-
-def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{value:,.3f}"

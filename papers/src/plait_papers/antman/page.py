@@ -1,12 +1,12 @@
-"""The comparison as one self-contained HTML page."""
+"""The comparison as one self-contained HTML page, and its tables for the terminal."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from markupsafe import Markup
+from rich.table import Table
 
 from plait.report.charts import GroupedBar, grouped_bars_svg
 from plait_papers.antman.compare import (
@@ -44,6 +44,20 @@ def page(outcome: AntManOutcome) -> str:
     )
 
 
+#: Traces of the study `shapes` that the terminal shows, the nearest ones.
+NEAREST = 8
+
+
+def tables(outcome: AntManOutcome) -> Iterator[Table]:
+    """The sections, then figures of production."""
+    for section in _sections(outcome):
+        if section.id == "shapes":
+            del section.rows[NEAREST:]
+        yield section.table()
+    rows = list(PRODUCTION.items())
+    yield Section.of("production", "Published of production, for context", "", ("quantity", "value"), 1, rows).table()
+
+
 def ratio_bars(rows: Sequence[Comparison], what: str) -> list[GroupedBar]:
     """A bar for each row that has this ratio (`jct`, `makespan`), marked with the published one."""
     bars = []
@@ -73,14 +87,9 @@ def _section(key: str, title: str, rows: Sequence[Comparison]) -> Section:
         "Means over seeds, in brackets the lowest and the highest seed; the line across a bar is the published ratio."
     )
     head = ("trace", "variant", *(HEAD[i] for i in columns))
-    section = Section(key, key, title, lead, charts, head, 2)
-    before = ""
-    for row in rows:
-        shown = cells(row)
-        one: dict[str, Any] = {"cells": (row.at, row.variant, *(shown[i] for i in columns)), "first": row.at != before}
-        before = row.at
-        section.rows.append(one)
-    return section
+    return Section.of(
+        key, title, lead, head, 2, [(row.at, row.variant, *(cells(row)[i] for i in columns)) for row in rows], charts
+    )  # fmt: skip
 
 
 def _shapes(title: str, rows: Sequence[Comparison]) -> Section:
@@ -91,13 +100,11 @@ def _shapes(title: str, rows: Sequence[Comparison]) -> Section:
         "off by a factor of",
         "killed by preemption",
     ]
-    section = Section("shapes", "shapes", title, "All traces of the search.", [], head, 1)
+    found = []
     for factor, at, some in nearest(rows, len(rows)):
         ratios = [r for row in some for r in (row.jct, row.makespan) if r is not None and r.published is not None]
-        section.rows.append(
-            {"cells": (at, *(f"{r.ours:.2f}" for r in ratios), f"{factor:.2f}", share(killed(some))), "first": False}
-        )
-    return section
+        found.append((at, *(f"{r.ours:.2f}" for r in ratios), f"{factor:.2f}", share(killed(some))))
+    return Section.of("shapes", title, "All traces of the search.", head, 1, found)
 
 
 def _artifact(rows: Sequence[ArtifactRow]) -> Section:
@@ -106,10 +113,9 @@ def _artifact(rows: Sequence[ArtifactRow]) -> Section:
         head += [metric, "authors'"]
     head += ["guaranteed, mean JCT", "opportunistic, mean JCT"]
     title = "The unfinished AntMan of Muri's artifact, exact"
-    section = Section("artifact", "artifact", title, "Seconds.", [], head, 1)
+    found = []
     for row in rows:
         values = [v for metric in METRICS for v in (row.ours[metric], row.published.get(metric))]
         numbers = [*values, row.guaranteed_s, row.opportunistic_s]
-        shown = ("" if value is None else f"{value:,.3f}" for value in numbers)
-        section.rows.append({"cells": (row.trace, *shown), "first": False})
-    return section
+        found.append((row.trace, *("" if value is None else f"{value:,.3f}" for value in numbers)))
+    return Section.of("artifact", title, "Seconds.", head, 1, found)
