@@ -4,7 +4,7 @@ All take the same packed description of a bucket, made by `model.Model`, so that
   rows[c]     one class of equal jobs: its k stage times twice in a row (so that offset + slot needs no modulo),
               its k shares, then WORTH, ALONE, MEMORY, SOLO, LEAST (see below); where the cost of pairs has been
               learnt, one more column for each class: the logarithm of what a pair with it costs beyond the factor
-  numbers     interference factor of 1, 2, ... max_jobs jobs, the memory limit, the least that pairs can change a factor,
+  numbers     interference factor of 1, 2, ... max_jobs jobs, the memory limit, the least pairs can change a factor,
               `GroupingOptions.memory_kept`
   shape       k, max_jobs, 1 for the worst order, 1 where shares count, 1 if a group takes at least as long as
               each part of it (not so where a part has fewer orders)

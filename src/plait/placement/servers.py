@@ -90,11 +90,9 @@ class LevelLinks:
     on several nodes load each of their links alike. Needs HiGHS.
     """
 
-    def __post_init__(self) -> None:
-        need_highs("placement=level-links")
-
     def __call__(self, view: View) -> Chooser:
-        """A function that picks the nodes of a gang."""
+        """A function that picks the nodes of a gang; raises `MissingExtra` without HiGHS."""
+        need_highs("placement=level-links")  # of the placement alone, not of each policy that has the option
         jobs = view.jobs
         bytes_s = np.nan_to_num(jobs.gradient_bytes, nan=1e8) / np.nan_to_num(jobs.iteration_s, nan=1.0)
 
