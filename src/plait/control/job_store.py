@@ -470,13 +470,12 @@ def refusal(spec: JobSpec, cluster: Cluster, room: int = 0) -> str | None:
     mask = cluster.kind_mask(spec.gpu_kinds)
     kinds = cluster.kinds if spec.gpu_kinds is None else spec.gpu_kinds
     known = [kind for i, kind in enumerate(cluster.kinds) if mask >> i & 1]
-    if not known and kinds == (CPU_KIND,):
-        return (
-            "needs no GPU, and this cluster has no CPU slots; add some with: plait up --cpu-slots N, which nodes of "
-            "--backend local have; on others request a GPU (-g 1)"
-        )
+    if not known and spec.gpu_kinds == (CPU_KIND,):
+        return "needs no GPU, and this cluster has no CPU slots; add some with: plait up --cpu-slots N"
     if not known:
         present = ", ".join(kind for kind in cluster.kinds if kind != CPU_KIND) or "none"
+        if spec.gpu_kinds is None:
+            return f"needs {counted(spec.min_gpus, 'GPU')}; this cluster has CPU slots alone, for jobs with -g 0"
         return f"wants GPU kinds {', '.join(kinds)}; this cluster has {present}"
     most = {k: float(cluster.kind_gpu_memory_bytes[cluster.kinds.index(k)]) for k in known}
     known = [k for k in known if spec.gpu_memory_bytes <= most[k] * (1 + 1e-9)]

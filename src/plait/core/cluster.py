@@ -441,7 +441,7 @@ class Cluster:
     def kind_mask(self, kinds: Iterable[str] | None) -> int:
         """Bit mask over `kinds`; None allows all but slots for jobs without GPUs, which jobs have to name."""
         if kinds is None:
-            kinds = [kind for kind in self.kinds if kind != CPU_KIND] or self.kinds
+            kinds = [kind for kind in self.kinds if kind != CPU_KIND]
         return sum(1 << self.kinds.index(kind) for kind in set(kinds) if kind in self.kinds)
 
     def gpu(self, index: int) -> Gpu:

@@ -151,6 +151,21 @@ def test_dropped_rows_are_counted(plait, tmp_path):
     assert json.loads(answer.out)[0]["dropped"] == 1
 
 
+def test_reserved_nodes_are_for_their_project(plait, tmp_path):
+    rows = ["job_id,submit_s,gpus,duration_s,project", "a,0,1,60,vision", "b,0,1,60,speech", "c,0,1,60,speech"]
+    (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
+    command = ("simulate", tmp_path / "t.csv", "-p", "fifo-backfill", "-c", "2x1", "--reserve")
+    plait(*command, "n0,n1=vision@0..1000", "--jobs-csv", "jobs.csv")
+    lines = [line.split(",") for line in (tmp_path / "jobs.csv").read_text().splitlines()]
+    starts = {line[1]: float(line[lines[0].index("first_start_s")]) for line in lines[1:]}
+    assert (starts["a"], starts["b"], starts["c"]) == (0.0, 1000.0, 1000.0)
+    for wrong, answer in (
+        ("n0=vision", "write NODES=PROJECT@FROM..TO"), ("n0=vison@0..9", "did you mean 'vision'"),
+        ("n7=vision@0..9", "no node 'n7'"), ("n0=vision@9..9", "needs an end after 9 s"),
+    ):  # fmt: skip
+        assert answer in plait(*command, wrong).err
+
+
 def test_failures(plait, small, tmp_path):
     (tmp_path / "f.csv").write_text("at_s,node,state\n30,n0,down\n60,n0,up\n")
     (result,) = json.loads(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,25 @@ def test_packages_bring_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     backend = registry.open_backend(Layout(tmp_path), {"backend": "foreign", "zone": "b"})
     assert isinstance(backend, Foreign)
     assert backend.options == {"backend": "foreign", "zone": "b"}
+
+
+def test_every_backend_may_have_cpu_slots_of_this_machine_next_to_its_nodes(tmp_path: Path) -> None:
+    backend = registry.open_backend(Layout(tmp_path), {"backend": "slurm", "fake": True, "cpu-slots": 3})
+    assert (backend.name, backend.expected(), backend.expected_gpus(), backend.most_gpus()) == ("slurm", 1, 0, 16)
+    assert isinstance(backend, registry.WithSlots)
+    assert [(place.name, place.gpus) for place in backend.slots.list_nodes()] == [("cpu", 3)]
+    said = []
+
+    class Own:
+        name = "own"
+
+        def __getattr__(self, what: str) -> Any:
+            return lambda *given: said.append((what, *given)) or []  # type: ignore[func-returns-value]
+
+    both: Any = registry.WithSlots(Own(), Own())  # type: ignore[arg-type]
+    assert (both.start(), both.maintain(None), both.list_nodes(), both.stop(True)) == ([], [], [], None)
+    assert said == [(what, *given) for what, *given in (
+        ("start",), ("maintain", None), ("list_nodes",), ("stop", True)) for _ in range(2)]  # fmt: skip
 
 
 def test_an_unknown_one_names_those_there_are(tmp_path: Path) -> None:

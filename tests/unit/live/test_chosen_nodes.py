@@ -94,6 +94,15 @@ def test_jobs_without_gpus_are_not_in_quotas_of_gpus(cluster: Make) -> None:
     assert c.nodes[1].jobs() == {0, 1}
 
 
+def test_a_job_with_gpus_waits_for_them_where_there_are_cpu_slots_alone(cluster: Make) -> None:
+    c = cluster((2,), kinds=("cpu",), settle_s=0.0, most_gpus=8)
+    c.submit({"gpus": 2}, {"gpus": 0})
+    c.pass_s(2.2)
+    assert c.nodes[0].jobs() == {1}
+    with pytest.raises(InputError, match="needs 9 GPUs; this cluster has CPU slots alone, for jobs with -g 0"):
+        c.submit({"gpus": 9})
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -93,9 +93,7 @@ def test_forecasts_know_reservations(c: Cluster) -> None:
 def test_impossible_reservations_are_refused_with_what_there_is(c: Cluster) -> None:
     with pytest.raises(LookupError, match=r"no node 'n7'"):
         reserve(c, "n7")
-    with pytest.raises(
-        InputError, match=r"no project 'vison'; did you mean 'vision'\?; make a new one with: plait project"
-    ):
+    with pytest.raises(InputError, match=r"no project 'vison'; did you mean 'vision'\? Otherwise make it"):
         c.engine.reserve(["n0"], "vison", c.now, c.now + 1.0, "ann", c.now)
     reserve(c, "n0", in_s=100.0)
     with pytest.raises(Conflict, match=r"n0 cannot be reserved twice: r-1, for project vision, in 1 min 40 s for"):

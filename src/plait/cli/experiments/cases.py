@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from plait.control.prices import Prices
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError, suggest
 from plait.core.jobs import JobBatch, JobClass
+from plait.core.plan import NodeReservation
 from plait.core.policy import ignored_by
 from plait.core.preemption import rule_named
 from plait.core.version import __version__
@@ -70,6 +72,7 @@ def _cases_on(request: Request) -> list[Case]:
     window = None if request.window is None else read_window(request.window)
     prices = read_prices(request.price, request.currency)
     seeds, rule = parse_range(request.seed, "seed"), rule_named(request.preemption)
+    reservations = read_reservations(request.reserve or ())
     elastic = None if request.elastic is None else ElasticNodes.parse(request.elastic, request.node_start)
     cases = []
     for path in request.traces:
@@ -91,6 +94,12 @@ def _cases_on(request: Request) -> list[Case]:
         if request.guest_models is not None:
             models = GuestModels.read(request.guest_models)
             loads = {seed: (models.with_memory(jobs), about) for seed, (jobs, about) in loads.items()}
+        for one in reservations:
+            for node in one.nodes:
+                cluster.index(node)
+            projects = sorted(set(loads[seeds[0]][0].column("project").tolist()))
+            if one.project not in projects:
+                raise InputError(f"--reserve: no job is of project {one.project!r}; {suggest(one.project, projects)}")
         _say_unknown_skew(path, [policy_text(p, request.placement) for p in policies], loads[seeds[0]][0])
         _say_ignored_classes(path, policies, loads[seeds[0]][0])
         _say_no_aggregators(policies, cluster)
@@ -107,7 +116,7 @@ def _cases_on(request: Request) -> list[Case]:
                         labels["network"] = str(cluster.network)
                     cases.append(
                         Case(str(path), jobs, policy, cluster, world, seed, request.placement, window, changes,
-                             request.check, None, labels, rule, prices, elastic)
+                             request.check, None, labels, rule, prices, elastic, reservations)
                     )  # fmt: skip
     return cases
 
@@ -180,6 +189,23 @@ def _say_unknown_skew(path: Path, policies: Sequence[str], jobs: JobBatch) -> No
         remark = unknown_models(jobs.column("model"), jobs.column("skew"), jobs.gpus)
         if remark:
             note(f"{path}: {remark}")
+
+
+def read_reservations(texts: Sequence[str]) -> tuple[NodeReservation, ...]:
+    """Read `NODES=PROJECT@FROM..TO` of each, times in seconds; raises `InputError` for anything else.
+
+    >>> print(*read_reservations(["n0,n1=vision@0..3600"]))
+    n0 and n1 are reserved for project vision, r-1
+    """
+    found = []
+    for i, text in enumerate(texts, start=1):
+        match = re.fullmatch(r"([^=]+)=([^@]+)@([0-9.e]+)\.\.([0-9.e]+)", text)
+        try:
+            nodes, project, begin, end = match.groups() if match else ("", "", "", "")
+            found.append(NodeReservation(f"r-{i}", tuple(nodes.split(",")), project, float(begin), float(end)))
+        except ValueError:
+            raise InputError(f"--reserve {text[:80]!r}; write NODES=PROJECT@FROM..TO, n0,n1=vision@0..3600") from None
+    return tuple(found)
 
 
 def read_window(text: str) -> Window:
@@ -317,6 +343,7 @@ def settings(world: World, request: Request) -> dict[str, Value]:
         "checkpoint_every_s": world.checkpoint_every_s,
         **({} if request.elastic is None else {"elastic": request.elastic, "node_start_s": request.node_start}),
         "node_failures": "" if request.failures is None else str(request.failures),
+        "reserved": "; ".join(request.reserve or ()),
         "node_mtbf_s": _or_unknown(world.node_mtbf_s),
         "node_mttr_s": world.node_mttr_s,
         "job_mtbf_s": _or_unknown(world.job_mtbf_s),

@@ -191,6 +191,12 @@ class Request:
     failures: Annotated[Path | None, typer.Option(help="CSV of failures of nodes and switches: at_s,node,state.")] = (
         None
     )
+    reserve: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODES=PROJECT@FROM..TO", help="Nodes for jobs of a project alone: n0,n1=vision@7200..21600, in s."
+        ),
+    ] = None
     elastic: Annotated[
         Text,
         typer.Option(

@@ -194,6 +194,7 @@ def stated(results: Sequence[RunResult]) -> dict[str, str]:
         "network": "Network", "phases": "Phases of exchanges", "overlap": "Overlap with computation",
         "spread_slowdown": "Spread slow-down", "interference": "Interference", "profile_noise": "Profile noise",
         "models": "Models", "censored": "Censored jobs", "node_failures": "Node failures",
+        "reserved": "Reserved nodes",
     }  # fmt: skip
     out = {}
     for name, label in names.items():

@@ -116,7 +116,8 @@ class LocalBackend:
 
         `slot_memory_gb`: memory that each CPU slot is declared to have, for jobs that share it; None: not limited.
         `cpu_slots`: jobs without GPUs of one core that one more node has room for; None: there is no such node.
-        `racks`: the rack of each node by its name (others: 0), or by its number and the number of nodes.
+        `nodes`: 0 for none but that one. `racks`: the rack of each node by its name (others: 0), or by its number and
+        the number of nodes.
         `as_owner`: jobs run as the accounts of their owners.
 
         Raises InputError if the machine cannot be divided so, or cannot run agents, or not with the rights of this one.
@@ -127,7 +128,7 @@ class LocalBackend:
         self._as_owner = as_owner
         self.layout, self.stop_grace_s = layout, stop_grace_s
         self._slot_memory_gb = slot_memory_gb
-        found = divide(machine, nodes, gpus_per_node, cuda)
+        found = [] if nodes == 0 else divide(machine, nodes, gpus_per_node, cuda)
         rack = [racks(i, len(found)) if callable(racks) else racks.get(one.name, 0) for i, one in enumerate(found)]
         self.nodes = {one.name: replace(one, rack=number) for one, number in zip(found, rack, strict=True)}
         if cpu_slots is not None:

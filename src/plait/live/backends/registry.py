@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.core.errors import InputError
-from plait.live.backends.base import STOP_GRACE_S, NodeBackend, gigabytes, whole
+from plait.live.backends.base import STOP_GRACE_S, BackendNode, NodeBackend, gigabytes, whole
 from plait.live.layout import Layout
+
+if TYPE_CHECKING:
+    from plait.live.client.client import Client
 
 #: The group of entry points by which other packages bring backends.
 GROUP = "plait.backends"
@@ -32,7 +35,46 @@ def open_backend(layout: Layout, options: Mapping[str, Any], stop_grace_s: float
         if name not in found:
             raise InputError(f"no backend {name!r}; there are: {', '.join(sorted({*OWN, *found}))}")
         factory = found[name].load()
-    return factory(layout, options, stop_grace_s)
+    if name == "local" or options.get("cpu-slots") is None:
+        return factory(layout, options, stop_grace_s)
+    own = factory(layout, {key: value for key, value in options.items() if key != "cpu-slots"}, stop_grace_s)
+    return WithSlots(own, _local(layout, {"nodes": 0, "cpu-slots": options["cpu-slots"]}, stop_grace_s))
+
+
+class WithSlots:
+    """The nodes of a backend, and CPU slots of this machine (`own`, `slots`)."""
+
+    def __init__(self, own: NodeBackend, slots: NodeBackend) -> None:
+        self.own, self.slots, self.name = own, slots, own.name
+
+    def start(self) -> list[str]:
+        """Start the agents of both."""
+        return [*self.slots.start(), *self.own.start()]
+
+    def maintain(self, service: Client) -> list[str]:
+        """Do what is due for both; the slots first, for trouble of the other backend may pass."""
+        return [*self.slots.maintain(service), *self.own.maintain(service)]
+
+    def list_nodes(self) -> list[BackendNode]:
+        """The nodes of both."""
+        return [*self.own.list_nodes(), *self.slots.list_nodes()]
+
+    def expected(self) -> int:
+        """Nodes of both that join soon."""
+        return self.own.expected() + self.slots.expected()
+
+    def expected_gpus(self) -> int:
+        """GPUs of nodes that join soon: slots are none."""
+        return self.own.expected_gpus()
+
+    def most_gpus(self) -> int:
+        """GPUs that nodes may have one day."""
+        return self.own.most_gpus()
+
+    def stop(self, jobs: bool) -> None:
+        """Take the agents of both away."""
+        self.slots.stop(jobs)
+        self.own.stop(jobs)
 
 
 def _local(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> NodeBackend:

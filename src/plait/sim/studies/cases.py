@@ -22,6 +22,7 @@ from plait.control.prices import Prices
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError, PlaitError, SimulationError
 from plait.core.jobs import JobBatch
+from plait.core.plan import NodeReservation
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.policies.catalog import make_policy, placement, rows
 from plait.sim.failures import ElasticNodes, NodeChange
@@ -41,7 +42,8 @@ class Case:
     """Everything one run needs. `trace` is a label; `labels` go into the summary as they are.
 
     `placement` replaces that of the policy if it has the option. `log` is where the event log goes. `rule` says which
-    running jobs the policy may stop or move. With `prices` the result has costs. Nodes of `elastic` come and go.
+    running jobs the policy may stop or move. With `prices` the result has costs. Nodes of `elastic` come and go,
+    and `reservations` keep nodes for a project.
     """
 
     trace: str
@@ -59,6 +61,7 @@ class Case:
     rule: PreemptionRule = DEFAULT_RULE
     prices: Prices | None = None
     elastic: ElasticNodes | None = None
+    reservations: tuple[NodeReservation, ...] = ()
 
 
 def policy_text(policy: str, place: str | None, seed: int = 0) -> str:
@@ -126,6 +129,7 @@ def run_case(case: Case, *, clock: Clock | None = None, ended: Callable[[int], N
             observe=observe,
             rule=case.rule,
             elastic=case.elastic,
+            reservations=case.reservations,
         )
     except BaseException:
         if log is not None:

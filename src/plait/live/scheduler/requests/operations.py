@@ -25,6 +25,7 @@ from plait.live.scheduler.records.notes import (
     ProjectSet,
 )
 from plait.live.scheduler.report import hardware
+from plait.live.scheduler.requests.admission import check_project
 from plait.live.scheduler.requests.losses import losses, on_node, refuse
 from plait.policies.aggregation import aggregation_of
 from plait.policies.quotas import Quotas
@@ -143,10 +144,7 @@ def reserve(
         raise LookupError(
             f"no node {unknown[0][:64]!r}; {suggest(unknown[0], known) if known else 'none has joined yet'}"
         )
-    projects = sorted({"default", *state.projects, *(job.project for job in state.jobs.values())})
-    if project not in projects:
-        near = suggest(project, projects)
-        raise InputError(f"no project {project[:64]!r}; {near}; make a new one with: plait project set {project}")
+    check_project(ctx, project)
     ids = [0, *(int(one.id.removeprefix("r-")) for one in _reservations(ctx))]
     made = NodeReservation(f"r-{max(ids) + 1}", tuple(dict.fromkeys(nodes)), project, from_s, until_s, by)
     for other in _reservations(ctx):
