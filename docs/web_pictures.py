@@ -36,8 +36,6 @@ SCREENS = {
     "costs": ("/costs", "light", 1300, 900, "h1"),
     "events": ("/events", "light", 1300, 760, "tbody tr"),
     "policy": ("/policy", "light", 1300, 560, "#projects"),
-    "reports": ("/reports", "light", 1300, 420, "#list"),
-    "report": ("/reports/tuesday.html", "light", 1300, 850, "iframe"),
 }  # fmt: skip
 
 
@@ -57,7 +55,6 @@ def main(names: list[str]) -> int:
         return 2
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        _report(home / "reports" / "tuesday.html")
         world = scene(home)
         stop = threading.Event()
         thread = threading.Thread(target=_beat, args=(world, stop))
@@ -104,22 +101,6 @@ def _beat(world: Any, stop: threading.Event) -> None:
     while not stop.wait(0.2):
         for agent in world.agents.values():
             agent.sync()
-
-
-def _report(path: Path) -> None:
-    """A report of a small simulation."""
-    from plait import Cluster, load_jobs, make_world
-    from plait.report.html import write_html
-    from plait.sim.studies.cases import Case, run_case
-    from plait.traces.synthetic import generate
-
-    jobs = load_jobs(generate("philly", 300, 64, 1.0, 1, models="uniform")).jobs
-    cluster, world = Cluster.parse("8x8"), make_world("plait")
-    results = [
-        run_case(Case(trace="tuesday.csv", jobs=jobs, policy=policy, cluster=cluster, world=world))
-        for policy in ("fifo", "tiresias-l", "srtf")
-    ]
-    write_html(results, path, title="Tuesday's jobs under three policies")
 
 
 if __name__ == "__main__":

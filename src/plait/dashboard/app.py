@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from plait.dashboard.pages import events, jobs, login, nodes, overview, policy, reports, submission
+from plait.dashboard.pages import events, jobs, login, nodes, overview, policy, submission
 from plait.dashboard.web import Web
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Nothing is loaded from elsewhere, no script and no style stands in a page, and no other site may frame it.
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; frame-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "same-origin",
@@ -34,8 +34,6 @@ ROUTES = [
     Route("/jobs/{job}/log", events.text), Route("/jobs/{job}/tail", events.tail),
     Route("/submit", submission.new_job), Route("/what-if", policy.what_if), Route("/queue", overview.show_queue),
     Route("/nodes", nodes.list_nodes), Route("/nodes/{node}", nodes.show_node),
-    Route("/reports", reports.list_reports), Route("/reports/{name}", reports.show_report),
-    Route("/reports/{name}/file", reports.file),
     Route("/costs", overview.show_costs),
     Route("/events", events.list_events), Route("/policy", policy.show_policy), Route("/login", login.ask),
 ]  # fmt: skip

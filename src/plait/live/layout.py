@@ -4,7 +4,6 @@
     network.toml, network-secret                                  the cluster file of its network; for tokens of jobs
     keeper.json, keeper.lock, keeper.log, up.json                 what keeps it and the nodes, and with which options
     up-<machine>.lock                                             taken by what starts or ends services there
-    reports/<name>.html                                           reports that the service shows
     nodes/<node>/journal.jsonl, agent.log, agent.lock, enrol      an agent
     jobs/<job>/checkpoints, EPOCH                                 a job, over all its attempts
     jobs/<job>/attempts/<epoch>/rank<r>/                          one process of one attempt
@@ -88,11 +87,6 @@ class Layout:
     def at(cls, home: str | Path | None = None) -> Layout:
         """The given folder, that of the environment (PLAIT_HOME), or the default."""
         return cls(Path(home or os.environ.get("PLAIT_HOME") or DEFAULT_HOME).expanduser().resolve())
-
-    @property
-    def reports(self) -> Path:
-        """The folder of the reports that the service shows."""
-        return self.home / "reports"
 
     @property
     def service_file(self) -> Path:

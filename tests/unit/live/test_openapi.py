@@ -186,11 +186,6 @@ def test_answers_are_what_the_description_says(described: Described, tmp_path: P
     ask("GET /v1/jobs/{job}/usage", "/v1/jobs/j-0/usage", params={"points": 60})
     ask("POST /v1/what-if", who="ann", json={**train, "gpus": 2})
     ask("POST /v1/what-if/queue", json={"policy": "srtf", "nodes": "+1x2"})
-    folder = it.engine.layout.reports
-    folder.mkdir()
-    (folder / "fifo.html").write_text("<title>FIFO</title>", encoding="utf-8")
-    ask("GET /v1/reports")
-    ask("GET /v1/reports/{name}", "/v1/reports/fifo.html")
     it.sync(Seen(0, running, 0, RUNNING, pid=7, steps=200.0, held_s=100.0, saves="nothing"))
     ask("GET /v1/losses", params={"job": ["j-0"], "node": ["n0"]})
     ask("POST /v1/nodes/{node}/{action}", "/v1/nodes/n0/drain", status=409)

@@ -140,12 +140,10 @@ READS = [
     ("GET", "/v1/costs", None, EVERYBODY),
     ("GET", "/v1/events", None, {"admin", "eve"}),
     ("GET", "/v1/me", None, EVERYBODY),
-    ("GET", "/v1/reports", None, EVERYBODY),
     ("GET", "/v1/nodes", None, EVERYBODY),
     ("GET", "/v1/network", None, EVERYBODY),
     ("GET", "/v1/queue", None, EVERYBODY),
     ("GET", "/v1/placements?node=n0", None, EVERYBODY),
-    ("GET", "/v1/reports", None, EVERYBODY),
     ("GET", "/v1/policy", None, EVERYBODY),
     ("GET", "/v1/status", None, EVERYBODY),
     ("GET", "/v1/state", None, EVERYBODY),
@@ -173,7 +171,6 @@ def test_who_may_do_what(service: Service, method: str, path: str, body: Any, al
 def test_every_path_is_in_the_matrix(service: Service) -> None:
     listed = {p.split("?")[0].replace("j-0", "{job}").replace("t-0", "{token_id}") for _, p, _, _ in READS + WRITES}
     listed |= {
-        "/v1/reports/{name}",
         "/v1/jobs/{job}/consoles/{console}",
         "/v1/projects/{name}",
         "/v1/reservations/{reservation}",

@@ -108,21 +108,3 @@ class BackupMade(Answer, frozen=True):
     path: str
     """On the machine of the service."""
     bytes: int
-
-
-class ReportRow(Answer, frozen=True):
-    """A report in the folder of the service."""
-
-    name: str
-    title: str
-    bytes: int
-    age_s: float
-    """Seconds since it was written."""
-
-
-class ReportList(Answer, frozen=True):
-    """Reports, newest first."""
-
-    reports: list[ReportRow]
-    folder: str | None = None
-    """Where they are; for administrators only."""

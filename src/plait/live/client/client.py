@@ -29,7 +29,6 @@ from plait.live.api.admin import (
     ProjectGone,
     ProjectRow,
     ProjectSettings,
-    ReportList,
     RevokedToken,
     TokenRow,
 )
@@ -295,10 +294,6 @@ class Client(Caller):
     def queue(self, limit: int = 100, offset: int = 0) -> Queue:
         """Jobs that run or wait in the order of the last decision, with the numbers behind it."""
         return self._get(Queue, "/v1/queue", limit=limit, offset=offset)
-
-    def reports(self) -> ReportList:
-        """Reports that the service shows, newest first."""
-        return self._get(ReportList, "/v1/reports")
 
     def nodes(self) -> list[NodeRow]:
         """The nodes and what they are doing."""

@@ -39,7 +39,6 @@ ROUTES = (
     *costs.ROUTES,
     *cluster.ROUTES,
     *what_if.ROUTES,
-    *admin.REPORTS,
     *admin.ROUTES,
     *agents.ROUTES,
 )

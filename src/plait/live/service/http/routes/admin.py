@@ -1,16 +1,12 @@
-"""Administration: tokens, projects, backup; and the reports that operators have put into the folder of the service."""
+"""Administration: tokens, projects, backup."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-import time
-from html import unescape
 from pathlib import Path
 from typing import Any, cast
 
 from msgspec import UNSET
-from starlette.responses import Response
 
 from plait.core.errors import InputError
 from plait.live.api.admin import (
@@ -20,8 +16,6 @@ from plait.live.api.admin import (
     ProjectGone,
     ProjectRow,
     ProjectSettings,
-    ReportList,
-    ReportRow,
     RevokedToken,
     Role,
     TokenRow,
@@ -33,25 +27,8 @@ from plait.live.service.http.api import Call, Routes
 from plait.live.service.http.bodies import BackupIn, ProjectIn, TokenIn
 from plait.live.store import Token
 
-#: Names of reports, their maximum bytes, and the number that is listed.
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,120}\.html")
-LARGEST, MOST = 50 * 2**20, 500
-#: Bytes in which the title is searched.
-_HEAD = 4096
-_TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL | re.IGNORECASE)
-#: A report draws its own charts. It has no origin, so it can send no request to the service, and it loads nothing.
-HEADERS = {
-    "content-security-policy": "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; "
-    "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
-    "x-frame-options": "SAMEORIGIN",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-store",
-}
-
 _ADMIN = ("admin",)
 ROUTES = Routes("administration")
-REPORTS = Routes("cluster")
 
 
 @ROUTES.get("/v1/me", Me)
@@ -142,20 +119,6 @@ async def backup(call: Call, given: BackupIn) -> BackupMade:
     return BackupMade(str(path), path.stat().st_size)
 
 
-@REPORTS.get("/v1/reports", ReportList)
-async def reports(call: Call) -> ReportList:
-    """Reports, newest first: name, title, bytes, age in seconds; for administrators also the folder they are in."""
-    folder = call.api.worker.engine.layout.reports
-    return ReportList(await asyncio.to_thread(_listed, folder), str(folder) if call.token.role == "admin" else None)
-
-
-@REPORTS.get("/v1/reports/{name}", None, texts=(("text/html", "The report, for a sandbox."),))
-async def report(call: Call) -> Response:
-    """A report as HTML, for a sandbox."""
-    content = await asyncio.to_thread(_content, call.api.worker.engine.layout.reports, call.path["name"])
-    return Response(content, media_type="text/html; charset=utf-8", headers=HEADERS)
-
-
 def _below(folder: Path, name: str) -> Path:
     """The path of a backup in `folder`, which is made; `InputError` for one anywhere else."""
     make_private(folder)
@@ -191,34 +154,3 @@ def _shown(token: Token, now_s: float) -> dict[str, Any]:
     """The fields of the row of a token."""
     fields = {field: getattr(token, field) for field in TokenRow.__struct_fields__ if field != "left_s"}
     return {**fields, "left_s": None if token.expires_s is None else round(token.expires_s - now_s, 3)}
-
-
-def _listed(folder: Path) -> list[ReportRow]:
-    found = []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if _is_report(path):
-            facts = path.stat()
-            found.append((facts.st_mtime, path, facts.st_size))
-    found.sort(key=lambda one: (-one[0], one[1].name))
-    now = time.time()
-    return [ReportRow(path.name, _title(path), size, round(max(now - at, 0.0), 3)) for at, path, size in found[:MOST]]
-
-
-def _content(folder: Path, name: str) -> bytes:
-    path = folder / name
-    if not NAME.fullmatch(name) or not _is_report(path):
-        raise LookupError(f"no report {name[:128]!r}; GET /v1/reports lists the present ones")
-    return path.read_bytes()
-
-
-def _is_report(path: Path) -> bool:
-    """Whether this is a file of the folder itself, of a name and size that are shown."""
-    if not NAME.fullmatch(path.name) or path.is_symlink() or not path.is_file():
-        return False
-    return path.stat().st_size <= LARGEST
-
-
-def _title(path: Path) -> str:
-    with path.open("rb") as file:
-        found = _TITLE.search(file.read(_HEAD).decode("utf-8", "replace"))
-    return " ".join(unescape(found[1]).split())[:200] if found else path.name.removesuffix(".html")
