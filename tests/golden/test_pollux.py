@@ -106,3 +106,17 @@ def test_published_values_are_those_checked_above(measured):
         ]
     assert reference("pollux", "avg_restarts", workload=file) is None
     assert reference("sia", "avg_jct_s", workload=file) is None
+
+
+@pytest.mark.parametrize("policy", BASELINES)
+@pytest.mark.slow
+@slow
+def test_baselines_agree_on_all_eight_workloads(measured, policy):
+    files = sorted((measured / "workloads").glob("*.csv"))
+    if not files:
+        pytest.skip(f"no workloads in {measured / 'workloads'}; copy simulator/workloads of the artifact there")
+    for file in files:
+        workload = load(file, measured)
+        found = figures(workload.jobs, simulate(workload, read_setting(policy)))
+        for metric in ("avg_jct_s", "p50_jct_s", "p99_jct_s", "last_completion_s", "avg_jct_s_bert"):
+            assert found[metric] == pytest.approx(reference(policy, metric, workload=file), rel=1e-7), file
