@@ -695,19 +695,6 @@ def test_late_notifications_of_one_user_are_bounded(cluster: Make, monkeypatch: 
     assert world.sent[2:] == [(f"j-{job}", "started") for job in jobs[:2]]
 
 
-@pytest.mark.parametrize("claimed", [False, True])
-def test_a_place_of_the_first_version_is_read(cluster: Make, claimed: bool) -> None:
-    world = World(cluster())
-    c = world.cluster
-    (job,) = c.submit({})
-    c.pass_s(2.0)
-    (seq,) = [one.seq for one in c.store.entries() if one.type == "AttemptBegan"]
-    c.store.set_fact("notified mail", json.dumps([seq, 0, claimed]))
-    world.follower()
-    assert world.sent == ([] if claimed else [(f"j-{job}", "started")])
-    assert [one["job"] for one in world.undelivered()] == ([job] if claimed else [])
-
-
 def test_late_notifications_outlive_a_crash_though_their_place_is_not_stored(cluster: Make) -> None:
     world = World(cluster([3]), failures=1)
     c, follower = world.cluster, world.follower(events=("started",))

@@ -213,8 +213,6 @@ def test_files_are_bounded(tmp_path: Path) -> None:
     assert sorted(path.name for path in files.folder.iterdir()) == ["idle-3", "idle-4", "idle-5", "j-4", "j-5"]
     assert files.read_job(5) == {"job": 5}
     assert files.hours() == {i: {7: Measured(1.0, 2.5)} for i in (3, 4, 5)}
-    files._write("idle-5", {"7": 4.0})  # as older services wrote it
-    assert files.hours()[5] == {7: Measured(4.0, 4.0)}
 
 
 @pytest.mark.parametrize("busy", [None, 0.9], ids=["idle", "busy"])

@@ -542,12 +542,10 @@ class Follower:
                 newest = next(self.store.entries(limit=1, newest=True), None)
                 self._write(Bookmark(0 if newest is None else newest.seq + 1))
             else:
-                seq, done, claimed, *late = stored  # before late ones: of [seq, done], whether it is claimed
-                if isinstance(claimed, bool):
-                    claimed, late = (seq, done) if claimed else None, [[]]
+                seq, done, claimed, late = stored
                 self._left = None if claimed is None else (claimed[0], claimed[1])
                 self._place = self._stored = Bookmark(
-                    seq, done, self._left, tuple(((key[0], key[1]), user) for key, user in late[0])
+                    seq, done, self._left, tuple(((key[0], key[1]), user) for key, user in late)
                 )
                 self._pauses = {user: (-math.inf, FIRST_PAUSE_S) for _, user in self._late}
         return self._now

@@ -236,7 +236,7 @@ class UsageFiles:
             hour, data = path.name.removeprefix(_HOUR), self._read(path.name)
             if data is not None and hour.isdigit():
                 with contextlib.suppress(ValueError, TypeError):
-                    found[int(hour)] = {int(job): _measured(value) for job, value in data.items()}
+                    found[int(hour)] = {int(job): Measured(*map(float, value)) for job, value in data.items()}
         return {hour: found[hour] for hour in sorted(found)[-MOST_HOURS:]}
 
     def tidy(self, most_jobs: int = MOST_JOBS, most_hours: int = MOST_HOURS) -> None:
@@ -264,12 +264,6 @@ class UsageFiles:
         except (OSError, ValueError, zlib.error, RecursionError):
             return None
         return found if isinstance(found, dict) else None
-
-
-def _measured(value: Any) -> Measured:
-    """A value of an hour's file; older ones had only the idle seconds, of which no more is known than that."""
-    idle, known = value if isinstance(value, list) else (value, value)
-    return Measured(float(idle), float(known))
 
 
 def _written_s(path: Path) -> float:

@@ -162,9 +162,7 @@ class Tokens:
                 self._store.set_fact(HOME_TOKEN, hashed(secret))
             return
         for old in self.all():
-            # Older stores lack this fact: the token in the file belongs to the same user, in one of these projects.
-            unnoted = before is None and old.user == user and old.project in ("-", "default")
-            if old.role == "admin" and (old.hash == before or unnoted):
+            if old.role == "admin" and old.hash == before:
                 self.revoke(old.id)
         secret, token = self.make(user, "admin", "default", self.now())
         write_secret(layout.token_file, secret)
