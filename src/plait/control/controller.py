@@ -319,7 +319,10 @@ class Controller:
         held = running.first_gpu[group + 1] - running.first_gpu[group]
         if hi - lo < 2 or (columns["gpus"][jobs] != held).any() or (columns["batch_size"][jobs] > 0).any():
             return  # a guest alone, or profiles of another size
-        if len(self.cluster.kinds) > 1 or self._over_many_nodes(running[group].gpus):
+        gpus = running[group].gpus
+        lent = running.gpus if running.guest is None else running.gpus[np.repeat(running.guest, running.gpu_count())]
+        beside = running.guest is not None and np.isin(gpus, lent).any()
+        if beside or len(self.cluster.kinds) > 1 or self._over_many_nodes(gpus):
             return  # its speed depends on more than its members
         in_turn = running.gate is not None and running.gate[group] == int(Gate.BARRIER)
         turns = np.zeros(hi - lo) if running.details is None else running.details[lo:hi, TURN]
