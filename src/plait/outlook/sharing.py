@@ -20,13 +20,11 @@ from plait.sim.physics import StandardPhysics
 
 @dataclass(frozen=True)
 class MemberShare:
-    """One member: its name, turn, stage seconds alone (NaN unknown), and seconds an iteration: alone, by the model,
-    and measured (median of what was reported while this group ran; NaN if nothing was).
+    """One member: its name, and seconds an iteration: alone, by the model, and measured (median of what was reported
+    while this group ran; NaN if nothing was).
     """
 
     id: str
-    turn: int
-    stage_s: tuple[float, ...]
     alone_s: float
     predicted_s: float
     measured_s: float
@@ -108,8 +106,6 @@ class SharingWatch:
         shares = tuple(
             MemberShare(
                 job_store.spec(job).id,
-                turns[job],
-                tuple(float(v) for v in columns["stage_s"][job]),
                 float(alone[job]),
                 float(predicted[i]),
                 _late_median(reported.get(job, [])),

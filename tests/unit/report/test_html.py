@@ -12,7 +12,7 @@ from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch, JobSpec
 from plait.goodput.shipped import shipped
 from plait.report.html import distribution, embed, gantt, html_report, write_html
-from plait.report.sections import StageGroup, StageRow, stages_page, sweep_page
+from plait.report.sections import sweep_page
 from plait.sim.studies.cases import Case, run_case
 from plait.sim.world import make_world
 
@@ -221,12 +221,9 @@ def test_no_page_is_wider_than_its_window_and_legends_name_all_policies(make, tm
 
 @pytest.mark.browser
 @browser
-def test_pages_of_sweeps_and_stages_fit_their_window_too(make, tmp_path):
+def test_pages_of_sweeps_fit_their_window_too(make, tmp_path):
     groups = {"trace " + "/a/long/path" * 8: [make("fifo"), make("muri-l", company=2), make(LONG)]}
     assert {w: row[:2] for w, row in measured(sweep_page(groups, 3), tmp_path).items()} == WIDE
-    rows = tuple(StageRow(f"job{i}-{'x' * 40}", i, (0.1, 0.2, 0.3, 0.1)) for i in range(4))
-    page = stages_page([StageGroup("muri-l: " + "+".join(r.name for r in rows), ("measured",), rows)], "t")
-    assert {w: row[:2] for w, row in measured(page, tmp_path).items()} == WIDE
 
 
 WIDE = {str(width): [0, []] for width in (360, 768, 1400)}

@@ -20,7 +20,6 @@ from plait.cli.render.forecast_lines import FIDELITY_HEADS, fidelity_lines, fide
 from plait.control.metrics import RunResult
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.core.resources import Resource
-from plait.core.words import duration
 from plait.live.api.jobs import JobRow
 from plait.live.client.client import FINAL, Client
 from plait.live.layout import Layout
@@ -32,7 +31,6 @@ from plait.outlook.log_replay import LogReplay, read_rows, replay
 from plait.outlook.sharing import GroupSharing, SharingWatch
 from plait.report.files import write_text
 from plait.report.html import write_html
-from plait.report.sections import StageGroup, StageRow, write_stages
 
 #: The demo's list of jobs in `examples/training`.
 JOBS_FILE = "demo.yaml"
@@ -278,16 +276,6 @@ def _ms(seconds: float) -> str:
 
 
 def write(runs: list[DemoRun], out: Path) -> None:
-    """Write the report of both runs and the stages of groups."""
+    """Write the report of both runs."""
     write_html([run.result for run in runs], out / "live.html", title="Four trainings, live")
-    groups = [_stages(run, sharing) for run in runs for sharing in run.sharings]
-    write_stages(groups, out / "stages.html", "Who used which resource when")
-    print(f"\nOpen {(out / 'live.html').resolve()} (who held which slot) and stages.html next to it in a browser.")
-
-
-def _stages(run: DemoRun, sharing: GroupSharing) -> StageGroup:
-    names = " + ".join(run.names[m.id] for m in sharing.members)
-    predicted, measured = _ms(sharing.predicted_s), _ms(sharing.measured_s)
-    text = f"Together for {duration(sharing.to_s - sharing.from_s)}. An iteration of all: {predicted} by the model, "
-    rows = tuple(StageRow(run.names[m.id], m.turn, m.stage_s) for m in sharing.members)
-    return StageGroup(f"{run.policy}: {names}, {sharing.gate}", (f"{text}{measured} measured.",), rows)
+    print(f"\nOpen {(out / 'live.html').resolve()} in a browser: who held which slot.")
