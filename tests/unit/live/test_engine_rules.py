@@ -862,7 +862,7 @@ def test_forecasts_follow_jobs_that_run_for_hours_without_a_decision(cluster: Ma
 
 
 def test_a_live_group_that_breaks_its_promise_is_split_and_explain_names_the_reports(cluster: Make) -> None:
-    c = cluster((1,), policy="plait")
+    c = cluster((1,), policy="plait:guests=0")
     profiles = [{"cpu": 0.9, "gpu": 0.1}, {"cpu": 0.1, "gpu": 0.9}] * 2
     jobs = [{"iterations": 5000, "profile": profile, "model": f"m{i % 2}"} for i, profile in enumerate(profiles)]
     c.submit(*jobs)
