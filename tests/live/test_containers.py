@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import resource
+import shutil
 import stat
+import subprocess
 import time
 from pathlib import Path
 
@@ -106,3 +110,103 @@ def test_the_first_of_several_is_taken_and_none_is_said(machine, tmp_path):
     machine("docker", "x")
     machine("podman", "x")
     assert container.engine() == str(tmp_path / "bin" / "podman")
+
+
+#: What the image has, besides the libraries of these programs and Python's own modules.
+PROGRAMS = ("/bin/sh", "/bin/cat", "/bin/sleep", "/usr/bin/id")
+CONFIG = """[engine]
+{runtime}
+[containers]
+default_ulimits = ["nofile={files}:{files}", "nproc={processes}:{processes}"]
+"""
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory):
+    """The name of an image of this machine's own programs, and the variables with which Podman runs it here."""
+    podman = shutil.which("podman")
+    if podman is None or os.geteuid() != 0:
+        pytest.skip("needs Podman and root")
+    folder = tmp_path_factory.mktemp("podman")
+    root = folder / "root"
+    for program in PROGRAMS:
+        libraries = re.findall(r"(/\S+) \(0x", subprocess.run(["ldd", program], capture_output=True, text=True).stdout)
+        for path in (program, *libraries):
+            target = root / path.lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+    (root / "tmp").mkdir()
+    runtime = 'runtime = "runc"' if shutil.which("runc") else ""  # crun refuses machines with both kinds of cgroups
+    files, processes = (
+        min(resource.getrlimit(one)[1], 4096) for one in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
+    )
+    (folder / "containers.conf").write_text(CONFIG.format(runtime=runtime, files=files, processes=processes))
+    storage = f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/storage"\nrunroot = "{folder}/run"\n'
+    (folder / "storage.conf").write_text(storage)
+    env = {
+        "CONTAINERS_CONF": str(folder / "containers.conf"), "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
+    }  # fmt: skip
+    name = "localhost/plait-own:1"
+    with subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE) as tar:
+        subprocess.run([podman, "import", "-", name], stdin=tar.stdout, env=os.environ | env, check=True)
+    tried = [
+        podman,
+        "run",
+        "--rm",
+        "--network",
+        "host",
+        "--pid",
+        "host",
+        "--ipc",
+        "host",
+        name,
+        "/bin/sh",
+        "-c",
+        "exit 0",
+    ]
+    done = subprocess.run(tried, env=os.environ | env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"Podman cannot run containers here: {done.stderr.strip()}")
+    yield name, env
+    subprocess.run([podman, "system", "reset", "--force"], env=os.environ | env, capture_output=True, check=False)
+
+
+SAVES = """trap 'echo $PLAIT_EPOCH >> $PLAIT_JOB_DIR/checkpoints/state; echo saved; exit 75' TERM
+[ -f $PLAIT_JOB_DIR/checkpoints/state ] && echo from $(cat $PLAIT_JOB_DIR/checkpoints/state)
+echo "in $PWD as $(id -u) with $PLAIT_JOB, GPUs <$CUDA_VISIBLE_DEVICES>, $GREETING"
+[ -e /root/.bashrc ] || [ -e {token} ] || echo closed
+while :; do sleep 0.1; done"""
+
+
+@pytest.mark.engines
+def test_a_job_in_a_real_container_saves_stops_and_goes_on(image, plait, tmp_path):
+    name, env = image
+    plait("up", "--nodes", 1, "--gpus-per-node", 1, "--fake")
+    variables = [word for k, v in (*env.items(), ("GREETING", "hello there")) for word in ("--env", f"{k}={v}")]
+    script = SAVES.format(token=plait.layout.token_file)
+    (work := tmp_path / "work").mkdir()
+    job = plait.submit(
+        "--container", name, "--workdir", work, "--output", "out.txt", *variables, "--", "/bin/sh", "-c", script
+    )
+    plait.comes(lambda: "closed" in plait("logs", job))
+    assert plait("logs", job).splitlines() == [f"in {work} as 0 with {job}, GPUs <>, hello there", "closed"]
+    assert (work / "out.txt").read_text() == plait("logs", job)
+    assert "the job runs in a container, which plait does not enter" in plait("exec", job, "--", "id", code=2)
+    plait("requeue", job, "--may-lose-work")
+    plait.comes(lambda: "from 1" in plait("logs", job))
+    mark = launch.mark_of(plait.layout, int(job[2:]), 2, 0)
+    assert procs.marked(mark)
+    plait("cancel", job)
+    plait.until(job, "cancelled")
+    plait.comes(lambda: not procs.marked(mark))
+
+
+@pytest.mark.engines
+def test_the_engine_gives_the_reason(image, plait, tmp_path):
+    name, env = image
+    plait("up", "--nodes", 1, "--gpus-per-node", 1, "--fake")
+    variables = [word for k, v in env.items() for word in ("--env", f"{k}={v}")]
+    missing = plait.submit("--container", "localhost/not-there:1", *variables, "--", "/bin/sh", "-c", "exit 0")
+    program = plait.submit("--container", name, *variables, "--", "/bin/pythong")
+    assert "localhost/not-there" in plait.until(missing, "failed")["reason"]
+    assert "/bin/pythong" in plait.until(program, "failed")["reason"]
