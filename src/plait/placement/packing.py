@@ -103,6 +103,8 @@ class WaitReasons(Mapping[int, str]):
         if status == kernels.BLOCKED:
             return f"waits behind a job ahead of it that does not fit yet (place {ahead + 1} in the order)"
         if status == kernels.FRAGMENTED:
+            if gpus.startswith("1 "):
+                return f"needs {gpus}, and none that it may use is free"
             return f"needs {gpus} together; enough are free, but spread over too many nodes"
         return f"needs {gpus}; too few are left after the {counted(ahead, 'job')} ahead of it"
 

@@ -827,7 +827,7 @@ def test_events_name_a_node_once_and_why_the_rest_of_an_attempt_stops():
     assert in_words(began) == "j-3 started on n0 GPUs 0, 1, n1 GPU 4"
     assert in_words({**began, "ranks": [["cpu", 1]]}) == "j-3 started on cpu slot 1"
     stopped = {"type": "StopAsked", "job": 3, "epoch": 2, "why": "failed"}
-    assert in_words(stopped) == "the rest of j-3 was asked to stop: a process failed (attempt 2)"
+    assert in_words(stopped) == "all of j-3 was asked to stop: a process failed (attempt 2)"
     assert in_words({**stopped, "why": "cancelled", "epoch": 1}) == "j-3 was asked to stop: cancelled"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from plait.core.resources import CPU_KIND
-from plait.core.words import QUOTED, duration
+from plait.core.words import QUOTED, counted, duration
 from plait.live.scheduler.records.end_words import cause_line
 
 Message = Mapping[str, Any]
@@ -185,6 +185,14 @@ def _held(message: Message) -> str:
     return "; ".join(f"{names} {'may not run yet' if held else 'may run now'}" for names, held in said if names)
 
 
+def _project_set(message: Message) -> str:
+    if message.get("gone"):
+        return f"project {message.get('name')} has no settings of its own any more"
+    quota, weight = message.get("gpu_quota"), message.get("weight")
+    most = "no limit of GPUs" if quota is None else f"at most {counted(quota, 'GPU')} at once"
+    return f"project {message.get('name')}: {most}" + ("" if weight is None else f", weight {weight:g}")
+
+
 #: Why the rest of an attempt stops after one of its processes went wrong by itself.
 _FAULTS = {
     "failed": "a process failed",
@@ -196,7 +204,7 @@ _FAULTS = {
 def _stop_asked(message: Message) -> str:
     why = stop_in_words(message.get("why") or "", message.get("reason") or "")
     if why in _FAULTS:
-        return f"the rest of {_jobs(message)} was asked to stop: {_FAULTS[why]}{_attempt(message)}"
+        return f"all of {_jobs(message)} was asked to stop: {_FAULTS[why]}{_attempt(message)}"
     return f"{_jobs(message)} was asked to stop" + (f": {why}" if why else "") + _attempt(message)
 
 
@@ -267,7 +275,7 @@ _WORDS: Mapping[str, Callable[[Message], str]] = {
     "AgentRestarted": _sentence("the agent of node {node} started again"),
     "Undelivered": lambda m: f"channel {m['channel']} did not deliver {m['event']!r} of {_jobs(m)}: {m['why']}",
     "NodeJoined": _sentence("node {node} joined"),
-    "NodeLost": _sentence("node {node} was lost"),
+    "NodeLost": _sentence("node {node} is out of service"),
     "NodeSuspected": _suspected,
     "NodesReserved": _reserved,
     "ReservationCancelled": lambda m: f"reservation {m['id']} was cancelled{_by(m)}",
@@ -282,7 +290,7 @@ _WORDS: Mapping[str, Callable[[Message], str]] = {
     "NodeLeaving": lambda m: f"node {m['node']} " + ("is about to leave" if m.get("leaving", True) else "stays"),
     "NodeForgotten": _sentence("node {node} was taken off the list"),
     "PolicySet": lambda m: f"policy {m.get('policy')} decides from now on",
-    "ProjectSet": lambda m: f"project {m.get('name')} was set",
+    "ProjectSet": _project_set,
     "ReplanDue": lambda m: "a decision was due",
     "Launch": lambda m: f"start {_groups(m)}",
     "Adjust": lambda m: f"change {_groups(m)}",
