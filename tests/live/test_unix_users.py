@@ -18,16 +18,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs the extra [live]")
-ROOT = sys.platform.startswith("linux") and os.geteuid() == 0 and shutil.which("useradd") is not None
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.skipif(not ROOT, reason="needs root and useradd"),
-]
+import plait
+from plait.live.client.client import Client
+from plait.live.layout import Layout
 
-import plait  # noqa: E402
-from plait.live.client.client import Client  # noqa: E402
-from plait.live.layout import Layout  # noqa: E402
+ROOT = os.geteuid() == 0 and shutil.which("useradd") is not None
+pytestmark = [pytest.mark.engines, pytest.mark.skipif(not ROOT, reason="needs root and useradd")]
 
 USERS = ("plait-t-ada", "plait-t-bob")
 PLAIT = "import sys; sys.argv[0] = 'plait'; from plait.cli import main; main()"
