@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
@@ -11,16 +10,12 @@ import pytest
 
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
-from plait.core.goodput import Estimate
-from plait.core.jobs import JobBatch, JobSpec, JobTable
-from plait.core.policy import View
+from plait.core.jobs import JobBatch, JobSpec
 from plait.goodput import models
 from plait.goodput.models import Racks, fit_racks, throughput_model
 from plait.goodput.shipped import shipped
 from plait.goodput.throughput import Measurements, grad_s, step_s, throughput
 from plait.policies.catalog import make_policy
-from plait.policies.pollux import Pollux
-from plait.policies.sizing.pools import with_shared_fits
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 
@@ -110,16 +105,3 @@ def test_shared_fits_spare_a_later_job_its_exploration() -> None:
         simulate(JobBatch.of(jobs), Cluster.parse("4x4"), make_policy(policy), make_world("ideal"), observe=observe)
     assert first["pollux"][0] == 1
     assert first["pollux:share_fits=on"][0] > 4
-
-
-def test_only_fits_are_shared_and_only_better_ones() -> None:
-    done = largest(make_policy("pollux"), [adaptive("a", part=0.1), adaptive("b", 20_000.0, 0.1)])[1]
-    store = done.controller.job_store
-    view: View = done.controller.view()
-    store.columns["goodput"][1] = np.nan
-    jobs = JobTable(store.columns, np.array([0, 1]), view.now_s, 2.0, store)
-    shared = with_shared_fits(replace(view, jobs=jobs)).jobs.goodput
-    fit = [*range(7), int(Estimate.PROFILED_GPUS)]
-    np.testing.assert_array_equal(shared[1, fit], shared[0, fit])
-    assert np.isnan(shared[1, [Estimate.SQR, Estimate.VAR]]).all()
-    assert isinstance(make_policy("pollux:share_fits=on"), Pollux)

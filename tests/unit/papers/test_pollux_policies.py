@@ -228,16 +228,11 @@ def test_a_job_with_an_oracle_explores_nothing(workload):
 
 
 def test_fairness_compares_a_job_with_itself_on_its_share(workload):
-    """Alone, Tiresias gives a job all it asks for: 1; of two of 64 GPUs one waits for the other."""
-    for jobs, worst in (([(0, "cifar10", 8, 512)], 1.0), ([(0, "bert", 64, 384)] * 2, None)):
-        w = workload(*jobs)
-        done = simulate(w, read_setting("tiresias"))
-        found = fairness(w, done, read_setting("tiresias"))
-        if worst is not None:
-            assert found["worst_rho"] == pytest.approx(worst, abs=0.2)  # its start counts 60 s
-            assert found["rho_under_2"] == 1.0
-        else:
-            assert found["worst_rho"] > 1.0
+    """Alone, Tiresias gives a job all it asks for: 1, but for its start; of two of 64 GPUs one waits for the other."""
+    for jobs, low, high in (([(0, "cifar10", 8, 512)], 0.8, 1.2), ([(0, "bert", 64, 384)] * 2, 1.0, 4.0)):
+        w, setting = workload(*jobs), read_setting("tiresias")
+        found = fairness(w, simulate(w, setting), setting)
+        assert low < found["worst_rho"] < high
 
 
 def test_the_mean_over_workloads_has_its_interval():
