@@ -69,7 +69,11 @@ def request(spec: JobSpec) -> dict[str, Any]:
     if spec.batch is None:
         return {"command": ["train"], "gpus": spec.gpus, "iterations": spec.iterations}
     sizes = {"gpus": spec.gpus, "min_gpus": spec.min_gpus, "max_gpus": spec.max_gpus}
-    return {"command": ["train"], **sizes, "batch": asdict(spec.batch)}
+    return {
+        "command": ["train", spec.id],
+        **sizes,
+        "batch": asdict(spec.batch),
+    }  # a fit is shared by jobs of one command
 
 
 class Served:
