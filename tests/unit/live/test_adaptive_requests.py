@@ -64,6 +64,24 @@ def test_bounds_reach_the_policies_and_the_job(cluster: Make) -> None:
     assert told[2] is None
 
 
+def test_a_live_job_is_tried_packed_and_spread_and_stays_where_it_is_faster(cluster: Make) -> None:
+    """Its steps take 0.1 s on one node and 0.2 s on two; the trial lasts 20 s each way."""
+    c = cluster((2, 2), policy="fifo-backfill:placement=trial,trial_s=20")
+    c.submit({"gpus": 2, "model": "vgg16"})
+    nodes_in_turn: list[int] = []
+    for _ in range(90):
+        c.pass_s(1.1)
+        on = [node for node in c.nodes if 0 in node.jobs()]
+        if on and (not nodes_in_turn or nodes_in_turn[-1] != len(on)):
+            nodes_in_turn.append(len(on))
+        for node in on:
+            node.report(0, steps=c.now, held_s=c.now, step_s=0.1 * len(on))
+    assert nodes_in_turn == [1, 2, 1]
+    assert known(c, "packed_s") == pytest.approx(0.1, rel=0.05)
+    assert known(c, "spread_s") == pytest.approx(0.2, rel=0.15), "with reports of the move itself"
+    assert known(c, "preemptions") == 2
+
+
 def test_ranks_know_which_of_them_start_parameter_servers(cluster: Make) -> None:
     c = cluster((2, 2))
     c.submit({"gpus": 4, "servers": 3}, {"gpus": 1})
