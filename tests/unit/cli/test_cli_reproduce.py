@@ -69,7 +69,7 @@ def test_the_same_in_plaits_own_world_beside(plait, data):
     srsf, muri = (r["avg_jct_s"] for r in json.loads(same.out))
     assert own["trace3", "SRSF"]["own_s"] == srsf
     assert own["trace3", "SRSF"]["own_ratio"] == srsf / muri
-    assert own["trace3", "AntMan"]["own_s"] is None
+    assert own["trace3", "AntMan"]["own_policy"] == "antman:backfill=off", "it goes by durations otherwise"
     only = json.loads(plait(*arguments, "--no-own").out)["bars"]
     assert all(r["own_s"] is None for r in only)
     assert [r["ours_s"] for r in only] == [r["ours_s"] for r in bars]
@@ -104,8 +104,8 @@ def test_noise_and_part_of_the_jobs(plait, data):
     answer = plait("reproduce", "muri", "--data", data, "--figure", "14", "--jobs", "8", "--work", "w", "--json", "-")
     found = json.loads(answer.out)
     assert found["jobs"] == 8
-    assert [(r["policy"], r["noise"]) for r in found["noise"]] == [
-        (p, n / 5) for p in ("Muri-S", "Muri-L") for n in range(6)
+    assert [(r["world"], r["policy"], r["noise"]) for r in found["noise"]] == [
+        (w, p, n / 5) for w in ("artifact", "plait") for p in ("Muri-S", "Muri-L") for n in range(6)
     ]
     assert found["noise"][0]["jct_ratio"] == 1
 
@@ -115,7 +115,7 @@ def test_noise_and_part_of_the_jobs(plait, data):
     [
         (["--data", "nowhere"], "no folder nowhere; give --data the folder with trace1.csv"),
         (["--data", "empty"], "nothing to run: empty has none of the files"),
-        (["--data", "data", "--figure", "8"], "unknown figure '8'"),
+        (["--data", "data", "--figure", "7"], "unknown figure '7'"),
         (["--data", "data", "--figure", "testbed"], "left out without testbed/SRTF-job.csv"),
         (["--data", "data", "--matching", "exct"], "did you mean 'exact'?"),
         (["--data", "data", "--jobs", "0"], "--jobs must be at least 1"),

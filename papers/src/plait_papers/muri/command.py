@@ -78,7 +78,7 @@ class _Asked:
         wanted += resources.cases(self.bed) if self.over_time else []
         wanted += themis_cases(self.bed).values() if self.themis else []
         self.cases = wanted
-        if not wanted and not self.models:
+        if not wanted and keys != ("table1",):
             raise InputError(
                 f"nothing to run: {request.data} has none of the files of what was asked for ({self.notes[0]}"
                 f"{'; and so on' if self.notes[1:] else ''}); they are in github.com/Rivendile/Muri"
