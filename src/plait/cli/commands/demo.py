@@ -13,6 +13,12 @@ def demo(
         bool,
         typer.Option("--simulate", help="Simulate what order, turns, sizes and guests are worth, without training."),
     ] = False,
+    antman: Annotated[
+        bool, typer.Option("--antman", help="A guaranteed and an opportunistic job on one emulated GPU instead.")
+    ] = False,
+    network: Annotated[
+        bool, typer.Option("--network", help="Two trainings that share the memory of a software switch instead.")
+    ] = False,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report.")] = Path("demo-out"),
     examples: Annotated[
         Path | None, typer.Option(help="Folder of the training scripts. [default: examples/training of the repository]")
@@ -29,6 +35,16 @@ def demo(
         from plait.cli.experiments.simulated_demo import demonstrate_simulated
 
         demonstrate_simulated(out)
+        return
+    if antman:
+        from plait.cli.experiments.antman_demo import demonstrate_sharing
+
+        demonstrate_sharing(out, examples)
+        return
+    if network:
+        from plait.cli.experiments.network_demo import demonstrate_network
+
+        demonstrate_network(out, examples)
         return
     from plait.cli.experiments.demonstration import demonstrate
 
