@@ -67,7 +67,7 @@ CASES = [
     if THOROUGH or (i + j) % one_in == 0
 ]
 PLACEMENTS = [*(s.name.lower().replace("_", "-") for s in Scheme), "skew", "gpu-balance", "flow-balance"]
-PLACEMENTS += ["least-fragmentation"]
+PLACEMENTS += ["least-fragmentation", "level-links", "trial,trial_s=60"]
 PLACED = [
     f"{name}:placement={place}"
     for i, name in enumerate(("fifo", "srsf", "2d-las", "drf"))
