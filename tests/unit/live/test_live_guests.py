@@ -377,7 +377,7 @@ def test_a_plan_with_too_many_guests_is_refused_in_words(cluster: Make) -> None:
 
 
 def test_some_policy_of_the_catalogue_has_guests() -> None:
-    assert [name for name in sorted(CATALOG) if has_guests(make_policy(name))] == ["antman"]
+    assert [name for name in sorted(CATALOG) if has_guests(make_policy(name))] == ["antman", "plait"]
 
 
 def test_explain_says_that_a_host_reports_no_steps(shared: Cluster) -> None:
