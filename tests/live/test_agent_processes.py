@@ -17,6 +17,7 @@ import pytest
 from agent_world import World, group, until
 
 import plait
+from plait.live.layout import make_private
 from plait.live.system import procs
 from plait.runtime.page import JobState, Page
 
@@ -305,6 +306,13 @@ def test_a_job_cannot_hold_the_agent_up_by_what_it_puts_into_its_folder(world: W
     assert world.service.wait(2, "ended").exit_code == 0
     world.service.want(replace(run, stop=True, grace_s=5.0))
     assert world.service.wait(1, "ended").exit_code == -15
+
+
+def test_a_pipe_in_the_place_of_the_next_log_of_a_runner_holds_nobody_up(world: World) -> None:
+    os.mkfifo(make_private(world.folder(1)) / "runner.log")
+    world.service.want(world.run(1, "true"), world.run(2, "echo", "still here", gpus=[1]))
+    assert "runner.log" in (world.service.wait(1, "ended").reason or "")
+    assert world.service.wait(2, "ended").exit_code == 0
 
 
 def test_what_hangs_in_a_stage_is_failed_with_its_stacks_in_the_log(world: World) -> None:

@@ -20,6 +20,12 @@ from pathlib import Path
 from plait.core.files import replace_file
 from plait.live.layout import Layout, make_private, read_epoch
 from plait.live.system.accounts import in_name_of
+from plait.live.system.procs import open_to_append
+
+#: Errors that a job can cause by what it puts into its folder.
+_OF_A_FOLDER = (
+    errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO,
+)  # fmt: skip
 
 
 class Fences:
@@ -45,8 +51,7 @@ class Fences:
 
     def may_pass(self, number: int, error: OSError) -> bool:
         """Whether an error is not due to the job's own folder: of the disk, the machine, or the folder of all jobs."""
-        own = error.errno in (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
-        return not own or not os.access(self.layout.job(number).parent, os.W_OK | os.X_OK)
+        return error.errno not in _OF_A_FOLDER or not os.access(self.layout.job(number).parent, os.W_OK | os.X_OK)
 
     def _on_disk(self, number: int) -> int:
         return read_epoch(self.layout.epoch_file(number))
@@ -74,7 +79,7 @@ class Fences:
         """Between looking and writing no other process writes; waiting is left to the caller, who comes again."""
         path = self.layout.epoch_file(number).with_name("EPOCH.lock")
         _plain(path)
-        with open(path, "ab") as lock:
+        with os.fdopen(open_to_append(path), "ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

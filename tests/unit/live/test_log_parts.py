@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,15 @@ def test_a_log_that_fits_is_whole(tmp_path: Path) -> None:
     text = written(tmp_path, 390, 4096)
     assert 3 * 4096 < len(text.encode()) < 4 * 4096
     assert whole(tmp_path, 777) == text
+
+
+def test_the_output_file_gets_missing_folders_and_a_pipe_without_reader_is_an_error(tmp_path: Path) -> None:
+    output = tmp_path / "logs" / "of" / "mine.txt"
+    LogWriter(str(tmp_path), 4096, str(output)).write(b"text")
+    assert output.read_text() == "text"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="pipe"):
+        LogWriter(str(tmp_path), 4096, str(tmp_path / "pipe"))
 
 
 @pytest.mark.parametrize("lines", [600, 1000, 5000])

@@ -22,7 +22,8 @@ from live_cases import Cluster
 from local_agent import LocalAgent
 
 from plait.core.errors import InputError
-from plait.live.layout import make_private
+from plait.live.fencing import Fences
+from plait.live.layout import Layout, make_private
 from plait.live.protocol.wire import (
     ENDED,
     Ask,
@@ -131,6 +132,16 @@ def test_what_lies_in_the_way_of_an_epoch_is_put_aside(tmp_path: Path, name: str
     assert c.nodes[0].jobs() == {job}
     assert c.engine.layout.epoch_file(job).read_text() == "1\n"
     c.store.close()
+
+
+def test_a_pipe_that_comes_while_an_epoch_is_written_holds_no_scheduler_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plait.live.fencing._plain", lambda path: os.mkfifo(path) if path.suffix else None)
+    fences = Fences(Layout(tmp_path))
+    with pytest.raises(OSError, match=r"EPOCH\.lock") as error:
+        fences.write(3, 1, 1)
+    assert not fences.may_pass(3, error.value)
 
 
 def test_a_runner_without_its_fields_that_is_killed_ends_its_job_alone(node: LocalAgent) -> None:

@@ -313,6 +313,16 @@ def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
     return os.fdopen(fd, "rb")
 
 
+def open_to_append(path: str | os.PathLike[str]) -> int:
+    """A descriptor that appends to a regular file, made for its owner if missing; raises OSError for anything else."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(path, flags, 0o600)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.ENXIO, "not a regular file", os.fspath(path))
+    return fd
+
+
 def read_json(path: str | os.PathLike[str]) -> dict[str, object] | None:
     """The object in a file; None if there is no such file or no object in it."""
     try:

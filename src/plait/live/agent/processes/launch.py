@@ -251,7 +251,7 @@ def _start_runner(kind: str, log: Path, mark: str, lease: NodeLease, third: int 
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
         with accounts.acting_as(account):
-            errors = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            errors = procs.open_to_append(log)
     except OSError:
         os.close(read)
         os.close(write)

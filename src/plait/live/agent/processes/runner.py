@@ -83,8 +83,11 @@ class LogWriter:
     def __init__(self, folder: str, limit: int, output: str = "") -> None:
         """Open the log in a folder, and the file `output` to which all is appended too. Raises `OSError`."""
         self.folder, self.limit = folder, max(limit, 4096)
-        append = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._output = os.open(output, append, 0o666) if output else -1
+        self._output = -1
+        if output:
+            os.makedirs(os.path.dirname(output), exist_ok=True)
+            append = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe may have no reader
+            self._output = os.open(output, append, 0o666)
         self.tail = b""
         self._starts: dict[str, int] = {}
         self._fd = -1
