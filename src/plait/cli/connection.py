@@ -57,25 +57,6 @@ def _plain(one: Any) -> Any:
     return msgspec.to_builtins(one)
 
 
-def seconds(text: str) -> float:
-    """Seconds of a duration such as `30m`; `InputError` if it is not one.
-
-    >>> seconds("90"), seconds("30m"), seconds("1.5h"), seconds("30d")
-    (90.0, 1800.0, 5400.0, 2592000.0)
-    """
-    from plait.core.errors import InputError
-
-    units = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-    value, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
-    try:
-        found = float(value) * unit
-    except ValueError:
-        found = math.nan
-    if not (math.isfinite(found) and found > 0):
-        raise InputError(f"{text!r} is not a duration; write a number and s, m, h, d or w: 30d")
-    return found
-
-
 def progress(job: JobRow) -> str:
     """Completed iterations, as a share of the total if it is known."""
     if (

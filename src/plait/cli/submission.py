@@ -173,11 +173,12 @@ def parse_begin(text: str, now: datetime | None = None, option: str = "--begin")
             return parse_seconds(text, option)
     except (ValueError, InputError):
         at = now - timedelta(seconds=1)
-    if at <= now:
+    seconds = at.timestamp() - now.timestamp()  # of two dates without a zone the difference would ignore summer time
+    if seconds <= 0:
         raise InputError(
             f"{option} is {text[:80]!r}; write a time to come, e.g. 18:00, 'tomorrow 09:00', 2026-12-24T18:00 or 2h"
         )
-    return (at - now).total_seconds()
+    return seconds
 
 
 def requests_of(asked: Asked, environ: Mapping[str, str], *, here: bool) -> list[dict[str, Any]]:

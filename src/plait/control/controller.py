@@ -494,7 +494,15 @@ class Controller:
         return ()
 
     def _on_reservation_cancelled(self, event: ReservationCancelled) -> Sequence[Command]:
-        self.reserved, self.changed = tuple(one for one in self.reserved if one.id != event.id), True
+        """End a reservation now. It stays known until the next one, as its id is not given again."""
+        now_s = event.at_s
+        self.changed, self.reserved = (
+            True,
+            tuple(
+                replace(one, from_s=min(one.from_s, now_s - 1.0), until_s=now_s) if one.id == event.id else one
+                for one in self.reserved
+            ),
+        )
         return ()
 
     def _on_switch_lost(self, event: SwitchLost) -> Sequence[Command]:

@@ -713,7 +713,7 @@ def test_cancel_and_administration(plait, fake):
     assert made.out == "abc\n"
     assert made.err.endswith(f"They use it with: export PLAIT_URL={fake.url} PLAIT_TOKEN=abc\n")
     assert plait("token", "new", "bob", "--expires", "30d").out == "abc\n"
-    assert "write a number and s, m, h, d or w" in plait("token", "new", "bob", "--expires", "soon").err
+    assert "--expires is 'soon'; write a duration with units" in plait("token", "new", "bob", "--expires", "soon").err
     assert plait("nodes", "enrol", "n7").out == "abc\n"
     assert "bob" in plait("token", "ls").out
     assert plait("token", "revoke", "t1").code == 0

@@ -96,7 +96,7 @@ def test_before_the_start_only_jobs_start_that_have_left_by_then(name: str) -> N
     submit(c, 1.0, plain("no limit"), plain("too long", time_limit_s=4000.0), plain("short", time_limit_s=3000.0))
     assert on(c, 0) | on(c, 1) == {2}
     submit(c, 2.0, job("saves"), plain("own", "vision"))
-    assert on(c, 0) | on(c, 1) == {2, 3} or on(c, 0) | on(c, 1) == {2, 4}
+    assert {2} < on(c, 0) | on(c, 1) <= {2, 3, 4}  # a policy may let jobs take turns
     decide(c, 1000.0)
     reserve(c, 1001.0, 9000.0, 9001.0, "n1", project="nlp")  # a second one does not open what the first closes
     assert 0 not in on(c, 0) | on(c, 1)
@@ -120,7 +120,7 @@ def test_a_reservation_survives_a_snapshot_and_ends_with_its_cancellation() -> N
     assert len(on(again, 1)) == 1
     handle(again, ReservationCancelled(2.0, "r-0"), ReplanDue(2.0))
     assert len(on(again, 0)) == 1
-    assert not again.reserved
+    assert [one.until_s for one in again.reserved] == [2.0]  # known still, so that its id is not given again
 
 
 def test_reservations_without_nodes_or_time_are_refused() -> None:

@@ -81,6 +81,29 @@ def test_until_the_start_only_jobs_run_there_that_end_before_it(c: Cluster) -> N
     ]
 
 
+@pytest.mark.parametrize("c", [1e9, 0.0], ids=["log", "snapshot"], indirect=True)
+def test_the_id_of_a_reservation_is_not_given_again(c: Cluster) -> None:
+    assert reserve(c, "n0", in_s=50.0).id == "r-1"
+    c.engine.cancel_reservation("r-1", "ben", c.now)
+    c.submit(OTHERS, OTHERS)
+    c.restart()
+    c.pass_s(3.3)
+    assert states(c) == ["running", "running"]
+    assert [one.id for one in c.engine.reservations(c.now)] == []
+    assert reserve(c, "n0", for_s=1.0).id == "r-2"
+    c.pass_s(3.3)
+    assert reserve(c, "n0").id == "r-3"
+
+
+def test_a_project_with_reserved_nodes_is_not_removed(c: Cluster) -> None:
+    reserve(c, "n0", in_s=50.0)
+    with pytest.raises(Conflict, match=r"n0 is reserved for project vision, r-1; cancel it with: plait nodes"):
+        c.engine.drop_project("vision", c.now)
+    c.engine.cancel_reservation("r-1", "ben", c.now)
+    c.engine.drop_project("vision", c.now)
+    assert "vision" not in c.engine.state.projects
+
+
 def test_forecasts_know_reservations(c: Cluster) -> None:
     reserve(c, "n0", "n1", for_s=5000.0)
     c.submit({**OTHERS, "iterations": 10, "iteration_s": 1.0})

@@ -162,6 +162,7 @@ def test_a_warning_needs_a_time_limit_that_is_longer(fields: dict[str, float], w
 
 @pytest.mark.parametrize("text", ["60", "", "2 hours", "h", "1:30", "-1h", "1e3s"])
 def test_a_duration_without_units_is_refused(text: str) -> None:
+    assert parse_seconds("2w1d", "--for") == 15 * 86400.0
     with pytest.raises(InputError, match=r"--time is .*; write a duration with units, e.g. 90m, 2h, 1d12h or 2:00:00"):
         parse_seconds(text, "--time")
 

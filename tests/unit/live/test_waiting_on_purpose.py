@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -160,11 +161,26 @@ def test_unknown_jobs_and_circles_are_refused(jobs: list[dict[str, Any]], words:
         dependencies(jobs, 5)
 
 
+def test_times_to_begin_are_those_of_the_clock_on_the_wall_in_the_night_of_summer_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        spring, autumn = datetime(2027, 3, 27, 20, 0), datetime(2027, 10, 30, 20, 0)
+        assert parse_begin("tomorrow 09:00", spring) == parse_begin("2027-03-28T09:00", spring) == 12 * 3600.0
+        assert parse_begin("9:00", autumn) == 14 * 3600.0
+        assert parse_begin("2027-03-28T07:00+00:00", spring) == 12 * 3600.0
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 def test_times_to_begin_are_times_of_day_dates_and_durations() -> None:
     now = datetime(2026, 11, 27, 17, 30)
     assert [parse_begin(text, now) for text in ("18:00", "9:30", "2026-11-28T17:30", "90m")] == [
         1800.0, 57600.0, 86400.0, 5400.0,
     ]  # fmt: skip
     for wrong in ("60", "25:00", "2026-11-26T10:00", "tomorrow", "2026-99-99T1"):
-        with pytest.raises(InputError, match=r"--begin is .*; write a time to come, e.g. 18:00, 2026-12-24T18:00"):
+        with pytest.raises(InputError, match=r"--begin is .*; write a time to come, e.g. 18:00, 'tomorrow 09:00'"):
             parse_begin(wrong, now)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, seconds
+from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table
 from plait.cli.policy_modules import AllowForLog, let_load_of_log, only_allowed
 from plait.core.words import duration
 from plait.live.notes import note
@@ -32,7 +32,7 @@ def create_token(
     as_json: JsonFlag = False,
 ) -> None:
     """Create a token and print it once."""
-    lasts_s = None if expires is None else seconds(expires)
+    lasts_s = None if expires is None else parse_seconds(expires, "--expires")
     with client(home) as service:
         made, url = service.create_token(user, role, in_project, expires_in_s=lasts_s), service.url
     if as_json:

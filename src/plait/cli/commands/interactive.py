@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plait.cli.commands.jobs import JobArgument
-from plait.cli.connection import HomeOption, client, seconds
+from plait.cli.connection import HomeOption, client
 from plait.cli.submission import Asked, requests_of, runs_here
 from plait.core.errors import InputError
 from plait.live.api.jobs import FINAL
 from plait.live.notes import note
+from plait.live.protocol.job_file import parse_seconds
 
 if TYPE_CHECKING:
     from plait.live.client.client import Client
@@ -228,8 +229,8 @@ def shell(
     plait shell -g 1
     """
     asked = Asked(
-        command=["sh", "-c", HOLD, "hold", f"{seconds(idle):.0f}"], name="shell", gpus=gpus, gpu_kinds=gpu_kind,
-        cpus=cpus, time_limit_s=time_limit, project=project, home=home,
+        command=["sh", "-c", HOLD, "hold", f"{parse_seconds(idle, '--idle'):.0f}"], name="shell", gpus=gpus,
+        gpu_kinds=gpu_kind, cpus=cpus, time_limit_s=time_limit, project=project, home=home,
     )  # fmt: skip
     with client(home) as service:
         job = _started(service, asked, dict(os.environ))
@@ -257,7 +258,7 @@ def notebook(
     """
     secret = secrets.token_urlsafe(24)
     asked = Asked(
-        command=["sh", "-c", JUPYTER, "jupyter", f"{seconds(idle):.0f}"], name="notebook", gpus=gpus,
+        command=["sh", "-c", JUPYTER, "jupyter", f"{parse_seconds(idle, '--idle'):.0f}"], name="notebook", gpus=gpus,
         gpu_kinds=gpu_kind, cpus=cpus, time_limit_s=time_limit, project=project, home=home,
         env=[f"JUPYTER_TOKEN={secret}"],
     )  # fmt: skip

@@ -10,11 +10,12 @@ import msgspec
 import typer
 
 from plait.cli.commands.jobs import stop_text
-from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json, print_table, seconds
+from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json, print_table
 from plait.cli.render.job_views import cost_text, note_unpriced
 from plait.cli.render.tables import plain
 from plait.core.words import counted, duration, number
 from plait.live.notes import note, time_of_day
+from plait.live.protocol.job_file import parse_seconds
 from plait.live.protocol.not_current import sentence
 from plait.live.scheduler.records.event_words import step_in_words, telling
 
@@ -182,7 +183,7 @@ def enrol(
     """
     with client(home) as service:
         made = service.create_token(
-            node, "agent", expires_in_s=None if expires is None else seconds(expires), node=node
+            node, "agent", expires_in_s=None if expires is None else parse_seconds(expires, "--expires"), node=node
         )
     if as_json:
         print_json(made)
@@ -207,7 +208,7 @@ def drain(
     Its jobs checkpoint and resume elsewhere. If one of them would lose work, because it has no checkpoint to resume
     from, nothing is done unless --may-lose-work is given.
     """
-    within_s = None if wait is None else seconds(wait)
+    within_s = None if wait is None else parse_seconds(wait, "--wait")
     with client(home or context.obj) as service:
         jobs = [job for n in service.nodes() if n.id == node for job in n.jobs]
         lost = {one.id: one.text for one in service.losses(nodes=[node]).losses} if may_lose_work else {}
@@ -306,10 +307,11 @@ def reserve(
     """
     from plait.cli.submission import parse_begin
 
+    lasts_s = parse_seconds(lasts, "--for")
     in_s = 0.0 if begins == "now" else parse_begin(begins, option="--from")
     nodes_given = [name for one in names.split(",") if (name := one.strip())]
     with client(home or context.obj) as service:
-        row = service.reserve(nodes_given, project, for_s=seconds(lasts), in_s=in_s)
+        row = service.reserve(nodes_given, project, for_s=lasts_s, in_s=in_s)
     if as_json:
         print_json(row)
         return

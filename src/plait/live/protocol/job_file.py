@@ -238,11 +238,13 @@ def parse_seconds(text: str, what: str) -> float:
     >>> parse_seconds("1d12h", "--time"), parse_seconds("1-12:00:00", "--time"), parse_seconds("90s", "--time")
     (129600.0, 129600.0, 90.0)
     """
-    units = r"(?:(\d{1,6})d)?(?:(\d{1,8})h)?(?:(\d{1,9})m(?:in)?)?(?:(\d{1,10}(?:\.\d+)?)s)?"
-    match = re.fullmatch(units, text.strip()) or re.fullmatch(r"(?:(\d{1,6})-)?(\d{1,8}):(\d\d):(\d\d)", text.strip())
+    units = r"(?:(\d{1,5})w)?(?:(\d{1,6})d)?(?:(\d{1,8})h)?(?:(\d{1,9})m(?:in)?)?(?:(\d{1,10}(?:\.\d+)?)s)?"
+    match = re.fullmatch(units, text.strip()) or re.fullmatch(r"()(?:(\d{1,6})-)?(\d{1,8}):(\d\d):(\d\d)", text.strip())
     if match is None or not any(match.groups()):
         raise InputError(f"{what} is {text[:80]!r}; write a duration with units, e.g. 90m, 2h, 1d12h or 2:00:00")
-    return sum(float(part or 0) * unit_s for part, unit_s in zip(match.groups(), (86400, 3600, 60, 1), strict=True))
+    return sum(
+        float(part or 0) * unit_s for part, unit_s in zip(match.groups(), (604800, 86400, 3600, 60, 1), strict=True)
+    )
 
 
 def _parse(text: str, file: Path) -> Any:

@@ -106,6 +106,8 @@ def drop_project(ctx: Context, name: str) -> None:
     """Remove quota and weight of project `name`; `LookupError` if it has none."""
     if name not in ctx.state.projects:
         raise LookupError(f"no project {name!r}")
+    if reserved := [one for one in _reservations(ctx) if one.project == name]:
+        raise Conflict(f"{reserved[0]}; cancel it with: plait nodes unreserve {reserved[0].id}")
     ctx.record(ProjectSet(ctx.now_s, name, gone=True))
 
 
@@ -145,8 +147,9 @@ def reserve(
             f"no node {unknown[0][:64]!r}; {suggest(unknown[0], known) if known else 'none has joined yet'}"
         )
     check_project(ctx, project)
-    ids = [0, *(int(one.id.removeprefix("r-")) for one in _reservations(ctx))]
-    made = NodeReservation(f"r-{max(ids) + 1}", tuple(dict.fromkeys(nodes)), project, from_s, until_s, by)
+    before = () if state.controller is None else state.controller.reserved
+    last = max((int(one.id.removeprefix("r-")) for one in before), default=0)
+    made = NodeReservation(f"r-{last + 1}", tuple(dict.fromkeys(nodes)), project, from_s, until_s, by)
     for other in _reservations(ctx):
         both = set(made.nodes).intersection(other.nodes)
         if both and made.from_s < other.until_s and other.from_s < made.until_s:
