@@ -474,7 +474,7 @@ class Naive:
         kinds[:] = [j.spec.gpu_kinds for j in jobs]
         phases = {"waiting": Phase.WAITING, "running": Phase.RUNNING, "finished": Phase.FINISHED}
         columns = {
-            **{name: spec(name).astype(np.int64) for name in ("gpus", "min_gpus", "max_gpus", "job_class")},
+            **{name: spec(name).astype(np.int64) for name in ("gpus", "min_gpus", "max_gpus", "job_class", "servers")},
             **{name: spec(name).astype(np.float64) for name in SPEC_FLOATS},
             "stage_s": np.array([j.spec.profile.stage_s if j.spec.profile else [math.nan] * 4 for j in jobs]),
             **{name: np.zeros(len(jobs), dtype=np.int64) for name in ADAPTIVE},
@@ -522,6 +522,7 @@ class Archive:
     """What a table asks about jobs that left."""
 
     run: Naive
+    pair_reports: None = None
 
     @property
     def departures(self) -> int:
