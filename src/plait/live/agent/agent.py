@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from plait.core.errors import InputError
 from plait.live import tls
 from plait.live.agent import journal
 from plait.live.agent.lease import Lease, sound_lease_s
@@ -342,7 +343,8 @@ class Agent(ProcessManager):
                 raise FileNotFoundError(f"no process {ask.rank} of attempt {ask.epoch} of job {ask.job}")
             part = read_part(self.layout.rank(ask.job, ask.epoch, ask.rank), ask.offset, ask.limit)
             return Reply(ask.id, part.text, part.offset, part.next, part.size)
-        except (OSError, ValueError, ArithmeticError) as error:  # the job can write to the file that locates its log
+        # The job can write to the file that locates its log, and its account may have been deleted.
+        except (OSError, ValueError, ArithmeticError, InputError) as error:
             return Reply(ask.id, error=str(error))
 
     def _console(self, ask: Ask, request: ConsoleAsk, wait_s: float) -> ConsoleReply:

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import platform
 import pwd
+import stat
 import struct
 import threading
 from collections.abc import Iterator, Sequence
@@ -31,6 +33,7 @@ _ACL, _ACL_VERSION = "system.posix_acl_access", 2
 _INHERITED_ACL = "system.posix_acl_default"
 _USER_OBJ, _USER, _GROUP_OBJ, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 _NO_ID = 0xFFFFFFFF
+_NO_GROUP = 65534
 _acting = threading.local()
 
 
@@ -64,11 +67,11 @@ class Account:
 
     @classmethod
     def of_number(cls, uid: int) -> Account:
-        """The account with this number, which may have no name."""
+        """The account with this number; with no group if it has no name (any more): a group may have its number."""
         try:
             return cls._of(pwd.getpwuid(uid))
         except KeyError:
-            return cls(str(uid), uid, uid, (uid,))
+            return cls(str(uid), uid, _NO_GROUP, ())
 
     @classmethod
     def _of(cls, entry: pwd.struct_passwd) -> Account:
@@ -210,12 +213,23 @@ def admit(path: Path, uid: int, allowed: int, *, inherited: bool = False) -> Non
     """Give one more account access to a file or folder, by its access control list. Raises `OSError`.
 
     `allowed`: 4 to read, 2 to write, 1 to enter, or a sum of these. `inherited`: new files of the folder have the same.
+    Members of a group may replace the files of its gate, so links are refused: they could lead to any file of root.
     """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        data = os.getxattr(path, _ACL)
+        facts = os.fstat(fd)
+        if not stat.S_ISDIR(facts.st_mode) and not (stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1):
+            raise PermissionError(errno.EPERM, "not a plain file", str(path))
+        _admit(fd, facts.st_mode, uid, allowed, inherited)
+    finally:
+        os.close(fd)
+
+
+def _admit(fd: int, mode: int, uid: int, allowed: int, inherited: bool) -> None:
+    try:
+        data = os.getxattr(fd, _ACL)
         entries = [struct.unpack_from("<HHI", data, at) for at in range(4, len(data), 8)]
     except OSError:  # it has none
-        mode = path.stat().st_mode
         entries = [
             (_USER_OBJ, mode >> 6 & 7, _NO_ID), (_GROUP_OBJ, mode >> 3 & 7, _NO_ID), (_OTHER, mode & 7, _NO_ID),
         ]  # fmt: skip
@@ -227,6 +241,6 @@ def admit(path: Path, uid: int, allowed: int, *, inherited: bool = False) -> Non
     data = struct.pack("<I", _ACL_VERSION) + b"".join(
         struct.pack("<HHI", *one) for one in sorted([*kept, (_MASK, most, _NO_ID)], key=lambda one: (one[0], one[2]))
     )
-    os.setxattr(path, _ACL, data)
+    os.setxattr(fd, _ACL, data)
     if inherited:
-        os.setxattr(path, _INHERITED_ACL, data)
+        os.setxattr(fd, _INHERITED_ACL, data)

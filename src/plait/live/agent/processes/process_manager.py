@@ -289,8 +289,12 @@ class ProcessManager:
         for key in self.successors.keys() - wanted.keys() - begin:
             self._drop_successor(self.successors.pop(key))
         for key in wanted.keys() - self.successors.keys() - self.attempts.keys():
-            env = self.environment(wanted[key])
-            self.successors[key] = successor = Successor.start(wanted[key], self.layout, env, self.lease)
+            try:
+                successor = Successor.start(wanted[key], self.layout, self.environment(wanted[key]), self.lease)
+            except InputError as error:  # its account was deleted, or nothing here runs its container any more
+                self.log("no successor", key=key, why=error)
+                successor = Successor(wanted[key], {})
+            self.successors[key] = successor
             if successor.report >= 0:
                 self.selector.register(successor.report, selectors.EVENT_READ, successor)
             self.log("waits for its attempt", key=key, pid=successor.process.pid if successor.process else None)

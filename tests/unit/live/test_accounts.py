@@ -1,0 +1,76 @@
+"""Jobs as the accounts of their owners: links in files that members of a group share, and accounts that are deleted."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from local_agent import LocalAgent
+
+from plait.live.protocol.wire import Ask, Assignment, ConsoleAsk, GroupInfo, Mate, Run
+from plait.live.system import procs
+from plait.live.system.accounts import Account, admit
+
+NOBODY_HERE = 54_321
+
+
+def acl(path: Path) -> bytes:
+    """The access control list of a file."""
+    try:
+        return os.getxattr(path, "system.posix_acl_access")
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_link_in_the_place_of_a_shared_file_opens_nothing(tmp_path: Path, link: object) -> None:
+    """Members of a group may write into the folder of its gate, and their agent, which is root, opens its files."""
+    secret, page = tmp_path / "secret", tmp_path / "page.bin"
+    secret.touch(mode=0o600)
+    page.touch(mode=0o600)
+    try:
+        admit(page, NOBODY_HERE, 6)
+    except OSError as error:
+        pytest.skip(f"no access control lists here: {error}")
+    assert NOBODY_HERE.to_bytes(4, "little") in acl(page)
+    page.unlink()
+    link(secret, page)  # type: ignore[operator]
+    with pytest.raises(OSError, match=r"page\.bin"):
+        admit(page, NOBODY_HERE, 6)
+    assert acl(secret) == b""
+
+
+def test_a_number_without_a_name_has_no_group() -> None:
+    """The group of this number may be another's: 27 is that of sudo."""
+    account = Account.of_number(NOBODY_HERE)
+    assert (account.name, account.gid, account.groups) == (str(NOBODY_HERE), 65534, ())
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalAgent]:
+    local = LocalAgent(tmp_path / "home")
+    local.agent.link.ever = True
+    yield local
+    local.want()
+    while any(attempt.alive for attempt in local.agent.attempts.values()):
+        local.agent._wait()
+    local.close()
+
+
+def test_an_agent_survives_that_the_account_of_a_running_job_is_deleted(local: LocalAgent) -> None:
+    run = Run(5, 1, 0, 1, [sys.executable, "-c", "import time; time.sleep(600)"], [0],
+              GroupInfo("g", members=[Mate(5, 0)]), owner="nobody-here")  # fmt: skip
+    local.want(run)
+    agent = local.agent
+    agent.settings = replace(agent.settings, as_owner=True)
+    ask = Ask(1, 5, 1, 0, console=ConsoleAsk("c1", ["true"]))
+    assert "no account 'nobody-here'" in (agent._answer(ask).error or "")
+    local.version += 1
+    beside = Assignment(1, local.version, 60.0, [run], successors=[replace(run, epoch=2)])
+    assert agent.obey(beside, agent.observe(0.0), procs.boot_s())
+    assert [attempt.alive for attempt in agent.attempts.values()] == [True]
+    assert (5, 2, 0) in agent.successors
