@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from plait.cli.commands.tune_job import JobSearch, TuneRequest, parse_parameter
+from plait.cli.commands.tune_job import JobSearch, TuneRequest, alone, parse_parameter
 from plait.core.errors import InputError
+from plait.live.client.client import Refused
 
 REQUEST = {"command": ["python", "train.py", "--lr", "{lr}", "{act}"], "env": {"A": "b"}}
 PARAMETERS = ["lr=log:1e-4..1", "act=relu,tanh"]
@@ -19,17 +20,29 @@ PARAMETERS = ["lr=log:1e-4..1", "act=relu,tanh"]
 
 @dataclass
 class Service:
-    """Each look at a job lets it print one of its `length` losses, which are lowest near lr=0.01 with tanh."""
+    """Each look at a job lets it print one of its `length` losses, which are lowest near lr=0.01 with tanh.
+
+    It is preempted after `preempted` of them, and prints the others in the log of another attempt. `dies`: the client
+    is killed after so many submissions.
+    """
 
     length: int = 10
+    preempted: int = 1000
+    dies: int = -1
+    keys: dict[str, str] = field(default_factory=dict)
     jobs: list[dict[str, Any]] = field(default_factory=list)
     printed: dict[str, int] = field(default_factory=dict)
     cancelled: set[str] = field(default_factory=set)
 
-    def submit(self, jobs: Sequence[Mapping[str, Any]]) -> Any:
-        self.jobs += map(dict, jobs)
-        self.printed[name := f"j-{len(self.jobs)}"] = 0
-        return [SimpleNamespace(id=name)]
+    def submit(self, jobs: Sequence[Mapping[str, Any]], *, key: str) -> Any:
+        if key not in self.keys:
+            self.jobs += map(dict, jobs)
+            self.keys[key] = f"j-{len(self.jobs)}"
+            self.printed[self.keys[key]] = 0
+        self.dies -= 1
+        if self.dies == 0:
+            raise KeyboardInterrupt
+        return [SimpleNamespace(id=self.keys[key])]
 
     def _text(self, name: str) -> str:
         import math
@@ -40,18 +53,23 @@ class Service:
         return "".join(line + "\n" for line in lines[: self.printed[name]])
 
     def job(self, name: str) -> Any:
-        if name in self.cancelled:
-            return SimpleNamespace(state="cancelled")
-        self.printed[name] += 1
-        return SimpleNamespace(state="finished" if self.printed[name] >= self.length else "running")
+        state = "cancelled"
+        if name not in self.cancelled:
+            self.printed[name] += 1
+            state = "finished" if self.printed[name] >= self.length else "running"
+        attempts = [SimpleNamespace(epoch=epoch) for epoch in (1, 2)]
+        return SimpleNamespace(state=state, attempts=attempts[: 1 + (self.printed[name] > self.preempted)])
 
-    def logs(self, name: str, *, offset: int = 0) -> Any:
-        text = self._text(name)
+    def logs(self, name: str, *, offset: int = 0, epoch: int) -> Any:
+        lines = self._text(name).splitlines(keepends=True)
+        text = "".join(lines[self.preempted :] if epoch == 2 else lines[: self.preempted])
         half = text[offset : offset + 40]  # parts end within lines
         return SimpleNamespace(text=half, next=offset + len(half), size=len(text))
 
     def cancel(self, name: str) -> None:
         self.cancelled.add(name)
+        if self.printed[name] % 2:
+            raise Refused("the job has ended", 409)
 
 
 def searched(service: Any, looks: int = 10_000, **options: Any) -> JobSearch:
@@ -97,6 +115,7 @@ def test_it_goes_on_where_it_was_stopped_with_jobs_that_run_meanwhile(tmp_path: 
     assert [row["state"] for row in rows] == ["complete"] * 6
     assert sorted(row["job"] for row in rows) == [f"j-{number}" for number in range(1, 7)]
     assert {row["steps"] for row in rows} == {service.length}
+    assert len({row["lr"] for row in rows}) == 6
 
 
 def test_a_job_that_prints_no_metric_is_a_failed_trial() -> None:
@@ -111,3 +130,41 @@ def test_a_job_that_prints_no_metric_is_a_failed_trial() -> None:
     assert all("printed no `none NUMBER`" in line for line in ends)
     with pytest.raises(InputError, match="nothing to search"):
         searched(Service(), param=None)
+
+
+def test_the_log_of_another_attempt_is_read_from_its_beginning() -> None:
+    pytest.importorskip("optuna")
+    rows = searched(Service(preempted=3), trials=3, no_stop=True).rows()
+    assert [row["steps"] for row in rows] == [10, 10, 10]
+    assert len({row["loss"] for row in rows}) == 3
+
+
+def test_a_search_that_is_killed_as_it_submits_submits_nothing_twice(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    service, options = Service(dies=2), {"trials": 3, "study": tmp_path / "study.log"}
+    with pytest.raises(KeyboardInterrupt):
+        searched(service, **options)
+    assert len(service.jobs) == 2
+    rows = searched(service, **options).rows()
+    assert sorted(row["job"] for row in rows) == sorted(service.printed) == ["j-1", "j-2", "j-3"]
+
+
+def test_a_study_is_of_one_search_and_its_parameters(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    study, text, service = tmp_path / "study.log", tmp_path / "train.py", Service()
+    text.write_text("no study")
+    with alone(study):
+        for path, why in ((study, "used by another"), (text, "of something else"), (text / "x", "Not a directory")):
+            with pytest.raises(InputError, match=why), alone(path):
+                pass
+        search = searched(service, looks=1, trials=3, study=study)
+    assert search.interrupted() == (
+        "the search is stopped; continue it: the same command; its jobs go on, end them: plait cancel j-1 j-2 j-3"
+    )
+    for _ in range(2):
+        with study.open("a") as file:
+            file.write('{"op_code": 6, "wor')  # killed as it wrote
+        with alone(study):
+            searched(service, looks=1, trials=3, study=study)
+    with pytest.raises(InputError, match="searches other parameters"):
+        searched(service, study=study, param=["act=relu,gelu"])

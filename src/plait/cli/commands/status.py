@@ -1,4 +1,4 @@
-"""`plait status`, `nodes`, `top`, `events`: what the cluster is doing."""
+"""`plait status`, `nodes`, `events`: what the cluster is doing."""
 
 from __future__ import annotations
 

@@ -8,11 +8,14 @@ a job prints. Its state is Optuna's journal and the store of the service, so it 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks at the trials.
 LOOK_S = 1.0
+#: Seconds of a pause while no service answers.
+AWAY_S = 30.0
 _RANGE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(log:)?([-+0-9.eE]+)\.\.([-+0-9.eE]+)")
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)"
 
@@ -79,15 +84,16 @@ def parse_parameter(text: str) -> tuple[str, dict[str, Any]]:
 
 @dataclass
 class JobTrial:
-    """A trial that waits or runs: Optuna's, its job, and what its log has shown up to `offset`.
+    """A trial that waits or runs: Optuna's, its job, and what the log of attempt `epoch` has shown up to `offset`.
 
-    `reported`: values that an earlier search has reported to Optuna.
+    `job` is "" before it is submitted. `reported`: values that an earlier search has reported to Optuna.
     """
 
     inner: Any
-    job: str
+    job: str = ""
     reported: int = 0
     values: list[float] = field(default_factory=list)
+    epoch: int = 1
     offset: int = 0
     rest: str = ""
     hopeless: bool = False
@@ -97,7 +103,10 @@ class JobSearch:
     """A search by jobs that are made of one request; `look` once in a while until it returns False."""
 
     def __init__(self, service: Client, request: Mapping[str, Any], asked: TuneRequest) -> None:
-        """Continue the study of `asked`, or begin one. Raises `InputError` for bad parameters, or without Optuna."""
+        """Continue the study of `asked`, or begin one.
+
+        Raises `InputError` for bad parameters, a file that holds no study of them, and without Optuna.
+        """
         try:
             import optuna
             from optuna.distributions import json_to_distribution
@@ -111,74 +120,93 @@ class JobSearch:
         if not given:
             raise InputError("nothing to search; give e.g. --param lr=log:1e-4..1e-1, and {lr} in the command")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        storage = None if asked.study is None else JournalStorage(JournalFileBackend(str(asked.study)))
         self._distributions = {name: json_to_distribution(json.dumps(value)) for name, value in given.items()}
-        self.study = optuna.create_study(
-            study_name="plait", storage=storage, load_if_exists=True,
-            direction="maximize" if asked.maximize else "minimize",
-            sampler=optuna.samplers.TPESampler(seed=asked.seed),
-            pruner=optuna.pruners.NopPruner() if asked.no_stop else optuna.pruners.MedianPruner(),
-        )  # fmt: skip
+        try:
+            self.study = optuna.create_study(
+                study_name="plait", load_if_exists=True, direction="maximize" if asked.maximize else "minimize",
+                storage=None if asked.study is None else JournalStorage(JournalFileBackend(str(asked.study))),
+                pruner=optuna.pruners.NopPruner() if asked.no_stop else optuna.pruners.MedianPruner(),
+            )  # fmt: skip
+        except ValueError as error:
+            raise InputError(f"--study {asked.study} cannot be continued: {error}; give a new file") from None
+        known = [one.distributions.items() for one in self.study.get_trials(deepcopy=False)]
+        if not all(kinds <= self._distributions.items() for kinds in known):
+            raise InputError(f"--study {asked.study} searches other parameters; give the same --param, or a new file")
+        # A search that continues with the same numbers would propose its first trials again.
+        self.study.sampler = optuna.samplers.TPESampler(seed=asked.seed + len(known))
+        #: By it the service recognises a trial that is submitted twice.
+        self._key = self.study.user_attrs.get("key") or uuid.uuid4().hex
+        self.study.set_user_attr("key", self._key)
         self._states = optuna.trial.TrialState
         self._service, self._request, self._asked = service, request, asked
         self._line = re.compile(rf"(?<![\w.]){re.escape(asked.metric)}\s*[:= ]\s*({_NUMBER})(?![\w.])", re.IGNORECASE)
         running = self.study.get_trials(states=(self._states.RUNNING,))
         #: Trials whose jobs have not ended; those of an earlier search are taken over.
         self.running = [
-            JobTrial(optuna.trial.Trial(self.study, one._trial_id), one.user_attrs["job"], len(one.intermediate_values))
+            JobTrial(
+                optuna.trial.Trial(self.study, one._trial_id),
+                one.user_attrs.get("job", ""),
+                len(one.intermediate_values),
+            )
             for one in running
-            if "job" in one.user_attrs
         ]
 
     def look(self, tell: Callable[[str], object] = lambda text: None) -> bool:
         """Submit trials and read what jobs have printed; `tell` gets a line for each end; returns whether to go on."""
-        from plait.live.client.client import FINAL
+        from plait.live.client.client import FINAL, Refused
 
         while len(self.running) < self._asked.at_once and self._left():
-            self.running.append(self._submit())
+            self.running.append(JobTrial(self.study.ask()))
         for trial in list(self.running):
-            state = self._service.job(trial.job).state
-            self._read(trial)
+            if not trial.job:
+                self._submit(trial)
+            job = self._service.job(trial.job)
+            state = job.state
+            self._read(trial, [one.epoch for one in job.attempts])
             if state in FINAL:
                 self.running.remove(trial)
                 tell(self._end(trial, state))
             elif not trial.hopeless and trial.values and trial.inner.should_prune():
                 trial.hopeless = True
-                self._service.cancel(trial.job)
+                with contextlib.suppress(Refused):  # it has just ended
+                    self._service.cancel(trial.job)
         return bool(self.running) or self._left()
 
     def _left(self) -> bool:
         return len(self.study.get_trials(deepcopy=False)) < self._asked.trials
 
-    def _submit(self) -> JobTrial:
-        inner = self.study.ask(self._distributions)
-        texts = {name: f"{v:.6g}" if isinstance(v, float) else str(v) for name, v in inner.params.items()}
+    def _submit(self, trial: JobTrial) -> None:
+        """Submit the job of a trial; one that an interrupted search has submitted is not submitted again."""
+        params = {name: trial.inner._suggest(name, kind) for name, kind in self._distributions.items()}
+        texts = {name: f"{v:.6g}" if isinstance(v, float) else str(v) for name, v in params.items()}
         # The values go where those of an array with this one combination would go.
         request = next(members({**self._request, "matrix": {name: [text] for name, text in texts.items()}}, 0))
         del request["member"]
-        tags = [*(request.get("tags") or ()), "tune-job"]
-        job = self._service.submit([{**request, "tags": tags}])[0].id
-        inner.set_user_attr("job", job)
-        return JobTrial(inner, job)
+        request["tags"] = [*(request.get("tags") or ()), "tune-job"]
+        trial.job = self._service.submit([request], key=f"tune-job-{self._key}-{trial.inner.number}")[0].id
+        trial.inner.set_user_attr("job", trial.job)
 
-    def _read(self, trial: JobTrial) -> None:
+    def _read(self, trial: JobTrial, epochs: Sequence[int]) -> None:
         """Report the metrics of whole new lines; each is a step, so trials are compared by how often they printed."""
         from plait.live.client.client import Refused
 
-        while True:
-            try:
-                part = self._service.logs(trial.job, offset=trial.offset)
-            except Refused:  # it has not written a log yet
-                return
-            trial.offset, text = part.next, trial.rest + part.text
-            whole, _, trial.rest = text.rpartition("\n")
-            for found in self._line.finditer(whole):
-                value = float(found[1])
-                if len(trial.values) >= trial.reported:
-                    trial.inner.report(value, len(trial.values))
-                trial.values.append(value)
-            if part.next >= part.size:
-                return
+        for trial.epoch in [epoch for epoch in epochs if epoch >= trial.epoch]:
+            while True:
+                try:
+                    part = self._service.logs(trial.job, offset=trial.offset, epoch=trial.epoch)
+                except Refused:  # it has not written a log yet, or its node is gone
+                    break
+                trial.offset, text = part.next, trial.rest + part.text
+                whole, _, trial.rest = text.rpartition("\n")
+                for found in self._line.finditer(whole):
+                    value = float(found[1])
+                    if len(trial.values) >= trial.reported:
+                        trial.inner.report(value, len(trial.values))
+                    trial.values.append(value)
+                if part.next >= part.size:
+                    break
+            if trial.epoch != epochs[-1]:
+                trial.offset, trial.rest = 0, ""
 
     def _end(self, trial: JobTrial, state: str) -> str:
         """Record the end of a trial; returns a line about it."""
@@ -193,6 +221,12 @@ class JobSearch:
         why = f"{state}, and printed no `{self._asked.metric} NUMBER`" if not values else f"{state} at {values[-1]:.6g}"
         return f"{trial.job} {params}: {why}"
 
+    def interrupted(self) -> str:
+        """A sentence about the jobs that run on when the search is stopped, and what to do with them."""
+        jobs = " ".join(trial.job for trial in self.running if trial.job)
+        again = "; continue it: the same command" if self._asked.study else ""
+        return f"the search is stopped{again}" + (f"; its jobs go on, end them: plait cancel {jobs}" if jobs else "")
+
     def rows(self) -> list[dict[str, Any]]:
         """All trials, the best first: job, state, value, parameters, and how often each printed the metric."""
         sign = -1.0 if self._asked.maximize else 1.0
@@ -205,14 +239,53 @@ class JobSearch:
         return sorted(rows, key=lambda row: (best.get(row["state"], 2), sign * (row[self._asked.metric] or 0.0)))
 
 
+@contextlib.contextmanager
+def alone(study: Path) -> Iterator[None]:
+    """Let no other search use the file of a study meanwhile; `InputError` where one does, and for other files.
+
+    A last line that a killed search has not finished is dropped: Optuna would continue it.
+    """
+    try:
+        file = study.open("a+b")
+    except OSError as error:
+        raise InputError(f"--study {study} cannot be written: {error.strerror}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"--study {study} is used by another plait tune-job; give a new file") from None
+        file.seek(0)
+        lines = file.read()
+        if lines[:1] not in (b"", b"{"):
+            raise InputError(f"--study {study} is a file of something else; give a new file")
+        file.truncate(lines.rfind(b"\n") + 1)
+        yield
+
+
+def _looked(search: JobSearch) -> bool:
+    """Look once; without a service later, as jobs run on meanwhile."""
+    from plait.live.client.client import NotRunning
+
+    try:
+        return search.look(note)
+    except NotRunning as error:
+        note(f"{error}; waiting for the service")
+        time.sleep(AWAY_S)
+        return True
+
+
 def _tune(asked: TuneRequest) -> None:
     (request, *more) = requests_of(asked, os.environ, here=runs_here(asked.home, os.environ))
     if more or request.get("array") or request.get("matrix"):
         raise InputError("plait tune-job searches by one job; leave out --array, --matrix and files of several jobs")
-    with client(asked.home) as service:
+    with client(asked.home) as service, alone(asked.study) if asked.study else contextlib.nullcontext():
         search = JobSearch(service, request, asked)
-        while search.look(note):
-            time.sleep(LOOK_S)
+        try:
+            while _looked(search):
+                time.sleep(LOOK_S)
+        except KeyboardInterrupt:
+            note(search.interrupted())
+            raise
     rows = search.rows()
     if asked.as_json:
         print_json(rows)

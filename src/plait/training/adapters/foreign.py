@@ -69,7 +69,7 @@ class Passes:
     def __iter__(self) -> Iterator[Any]:
         for _ in self.loader.remaining_epochs(self.epochs):
             for batch in self.loader:
-                yield batch if self._place is None else self._place(batch)
+                yield self._place(batch)
 
 
 class Followed:
