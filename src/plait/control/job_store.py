@@ -492,8 +492,16 @@ def refusal(spec: JobSpec, cluster: Cluster, room: int = 0) -> str | None:
         best = max(best, sum(fits))
     if best < spec.min_gpus:
         unit = "CPU slot" if known == [CPU_KIND] else "GPU"
-        what = counted(spec.min_gpus, unit) + (" with its CPUs and memory" if spec.cpus or spec.memory_bytes else "")
-        return f"needs {what} of one kind; the largest gang that fits this cluster is {best}"
+        shapes = [shape for shape in cluster.shapes if shape[0] in known]
+        wanted = (
+            ("CPUs", spec.cpus, max(cpus for _, _, cpus, _ in shapes)),
+            ("GB of memory", spec.memory_bytes / 1e9, max(memory_bytes for *_, memory_bytes in shapes) / 1e9),
+        )
+        each = [f"{total / spec.gpus:g} {what} (nodes have up to {most:g})" for what, total, most in wanted if total]
+        more = f", each with {' and '.join(each)}" if each else ""
+        return (
+            f"needs {counted(spec.min_gpus, unit)} of one kind{more}; the largest gang that fits this cluster is {best}"
+        )
     return None
 
 

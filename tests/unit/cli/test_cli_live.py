@@ -177,7 +177,7 @@ def test_submit_several_jobs_at_once(plait, fake, tmp_path):
         ("command: []", "command is empty"),
         ("command: [a]\nskew: 2", "skew is 2, needs at most 1"),
         ("command: [a]\niterations: .inf", "needs a finite number"),
-        ("command: [a]\nmemory: much", "memory is 'much'; write bytes or a size"),
+        ("command: [a]\nmemory: much", "memory is 'much'; write a size"),
         ("command: [a]\nprofile: {gpus: 1}", "unknown field 'profile.gpus'; did you mean 'gpu'?"),
         ("command: [a\n", "not YAML"),
         ("- command: [a]\n- gpus: 1", "job 2: command is missing"),
@@ -244,6 +244,8 @@ def test_sizes():
     assert parse_bytes("2GiB", "x") == 2 * 2**30
     with pytest.raises(InputError, match="is '4 apples'"):
         parse_bytes("4 apples", "--memory")
+    with pytest.raises(InputError, match=r"--memory is '16'; write a size such as 512Mi or 4G"):
+        parse_bytes("16", "--memory")
 
 
 def test_a_submission_is_sent_again_only_under_its_key(fake):
@@ -718,6 +720,7 @@ def test_cancel_and_administration(plait, fake):
     assert "bob" in plait("token", "ls").out
     assert plait("token", "revoke", "t1").code == 0
     assert "p" in plait("project", "ls").out
+    assert "give finite numbers" in plait("project", "set", "p", "--weight", "nan").err
     assert plait("project", "set", "p", "--quota-gpus", 4).code == 0
     assert plait("project", "rm", "p").code == 0
     assert {"policy": "srsf"} in fake.bodies
@@ -1227,10 +1230,12 @@ def test_doctor_looks_at_everything(plait, fake, tmp_path):
 
 
 @pytest.mark.parametrize(("uid", "state", "words"), [(0, "warning", "as root"), (4_000_000, "ok", "as 4000000")])
-def test_doctor_warns_of_jobs_that_run_as_root(monkeypatch, uid, state, words):
+def test_doctor_warns_of_jobs_that_run_as_root(monkeypatch, tmp_path, uid, state, words):
     monkeypatch.setattr("os.geteuid", lambda: uid)
-    found = account()
+    found = account(str(tmp_path))
     assert (found.state, words in found.found) == (state, True)
+    (tmp_path / "up.json").write_text('{"as-owner": true}')
+    assert account(str(tmp_path)).found == "jobs run as the accounts of their users"
 
 
 def test_restore_takes_only_sound_stores(plait, tmp_path, monkeypatch):

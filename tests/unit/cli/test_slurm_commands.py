@@ -89,7 +89,7 @@ def test_a_script_is_submitted_with_its_lines_and_what_is_ignored_is_named(plait
         ({"requeue": True}, {"retries": None}),
         ({"gpus-per-node": "v100:2", "nodes": "2"}, {"gpus": 4, "gpu_kinds": ["v100"]}),
         ({"exclusive": True, "nodes": "2"}, {"exclusive": True, "nodes": 2}),
-        ({"output": "%x/%A_%a.log", "job-name": "net"}, {"output": "net/{job}_{index}.log"}),
+        ({"output": "%x/%A_%a.log", "job-name": "net"}, {"output": "net/{array}_{index}.log"}),
         ({"chdir": "/tmp"}, {"workdir": Path("/tmp")}),
     ],
 )

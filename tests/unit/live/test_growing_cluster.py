@@ -70,7 +70,7 @@ def test_a_job_that_wants_more_memory_than_nodes_have_waits_with_the_reason(clus
     (job,) = c.submit({"gpus": 1, "memory": 16e9})
     c.pass_s(3.0)
     assert c.state(job) == "waiting"
-    assert "1 GPU with its CPUs and memory" in c.engine.jobs([job], c.now)[job].reason
+    assert "1 GPU of one kind, each with 16 GB of memory (nodes" in c.engine.jobs([job], c.now)[job].reason
 
 
 def test_jobs_that_their_quota_holds_back_want_no_nodes(cluster: Make) -> None:

@@ -642,7 +642,7 @@ def test_a_user_who_cannot_be_reached_has_one_try_at_a_time(cluster: Make, old: 
     assert follower.next_try_s() == math.inf
 
 
-def test_a_service_that_ends_waits_for_one_try_at_most(cluster: Make) -> None:
+def test_a_service_that_ends_waits_for_one_try_at_most(cluster: Make, caplog: pytest.LogCaptureFixture) -> None:
     world = World(cluster([3]), failures=2)
     c, follower = world.cluster, world.follower(events=("started",))
     owners = ("ann", "ben", "cem")
@@ -665,6 +665,7 @@ def test_a_service_that_ends_waits_for_one_try_at_most(cluster: Make) -> None:
     c.now += GIVE_UP_S
     follower.follow()
     assert world.tries == 4  # of two that are late
+    assert "a notification is late" in caplog.text  # or nobody would know of it for an hour
     world.ends, world.failures = False, 0
     world.deliver(follower)
     assert len(world.inbox) + len(world.undelivered()) == len(owners)

@@ -104,7 +104,8 @@ def test_the_warning_gives_the_job_until_its_limit(cluster: Make, exit_code: int
     c.nodes[0].end(0, exit_code)
     c.pass_s(2.2)
     assert c.state(0) == state
-    assert stored(c, 0).row.reason == ("" if state == "finished" else REACHED)
+    early = "ended 2.0 s before its time limit of 10.0 s (--time), at the warning (--signal)"
+    assert stored(c, 0).row.reason == ("" if state == "finished" else early)
 
 
 @pytest.mark.parametrize(("limit_s", "state"), [(None, "waiting"), (1000.0, "waiting"), (50.0, "running")])

@@ -175,7 +175,7 @@ def test_a_job_of_more_memory_than_nodes_have_is_refused(cluster: Make) -> None:
     node.info = replace(node.info, memory_bytes=8e9)
     c.nodes.append(node)
     c.pass_s(1.0)
-    with pytest.raises(InputError, match="needs 1 GPU with its CPUs and memory"):
+    with pytest.raises(InputError, match=r"each with 16 GB of memory \(nodes have up to 8\); the largest"):
         c.submit({"memory": 16e9})
 
 

@@ -63,7 +63,7 @@ def examine(home: str | None) -> Iterator[Finding]:
     yield python()
     yield from extras()
     yield from folders(home)
-    yield account()
+    yield account(home)
     yield port()
     yield shared_memory()
     yield gpus()
@@ -117,8 +117,14 @@ def folders(home: str | None) -> Iterator[Finding]:
         yield Finding("disk", OK, text)
 
 
-def account() -> Finding:
-    """The account that the service, and so the jobs of all users, would run as; a warning if it is root."""
+def account(home: str | None = None) -> Finding:
+    """The account that jobs run as, which is that of the service without --as-owner; a warning if it is root."""
+    from plait.live.layout import Layout
+    from plait.live.supervisor.options import options_file
+    from plait.live.system.procs import read_json
+
+    if (read_json(options_file(Layout.at(home))) or {}).get("as-owner"):
+        return Finding("account", OK, "jobs run as the accounts of their users")
     if (number := os.geteuid()) != 0:
         name = str(number)
         with contextlib.suppress(KeyError):  # an account without a name, as in containers

@@ -65,7 +65,7 @@ _COUNTS = ("gpus", "gpus-per-task", "gpus-per-node", "gres")
 #: Of Slurm's kinds of dependency, the field of a job.
 _AFTER = {"afterok": "after", "afterany": "after_any", "afternotok": "after_fail"}
 #: Of Slurm's placeholders in names of output files, what plait fills in.
-_OUTPUT = {"j": "{job}", "A": "{job}", "a": "{index}", "%": "%"}
+_OUTPUT = {"j": "{job}", "A": "{array}", "a": "{index}", "%": "%"}
 _MEGABYTES = {"K": 1e-3, "M": 1.0, "G": 1e3, "T": 1e6}
 #: States of jobs, as squeue shortens them.
 _SHORT = {"waiting": "PD", "starting": "CF", "running": "R", "stopping": "CG", "unreachable": "R"}

@@ -145,6 +145,8 @@ class Caller:
             last = attempt == len(PAUSES_S) or not repeat
             try:
                 answer = self._send(method, path, json=body, params=params, headers=headers)
+            except ValueError as error:  # a number that JSON does not have
+                raise InputError(f"{method} {path}: {error}; give finite numbers") from error
             except httpx.HTTPError as error:
                 if self._follows(error, began, left=repeat) or (repeat and self._moves()):
                     continue

@@ -208,9 +208,12 @@ def parse_bytes(text: str, what: str) -> int:
     try:
         if match is None:
             raise ValueError
-        return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+        value = int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+        if not match[2] and 0 < value < 1e6:  # meant as megabytes or gigabytes, as elsewhere
+            raise ValueError
+        return value
     except (ValueError, OverflowError):
-        raise InputError(f"{what} is {text[:80]!r}; write bytes or a size such as 512Mi or 4G") from None
+        raise InputError(f"{what} is {text[:80]!r}; write a size such as 512Mi or 4G") from None
 
 
 def ina_fields(text: str, where: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from plait.core.codec.values import Codec
 from plait.live.layout import job_name
+from plait.live.protocol.arrays import array_of
 from plait.live.protocol.requests import command_of, limits_of, merge_key, needs_no_gpu
 from plait.live.protocol.wire import Assignment, GroupInfo, Mate, Run
 from plait.live.scheduler.context import Context
@@ -113,7 +114,9 @@ def _run(ctx: Context, job: JobRecord, attempt: Attempt, index: int, rank: Rank)
         merge=merge_key(request, job.owner, job.project) if attempt.merge and world_size == 1 else "",
         device_bytes=attempt.device_bytes,
         hung=attempt.fault == FAILED and any((one.reason or "").startswith("hung: ") for one in attempt.ranks),
-        output=(request.get("output") or "").replace("{job}", job_name(job.number)),
+        output=(request.get("output") or "")
+        .replace("{job}", job_name(job.number))
+        .replace("{array}", array_of(request) or job_name(job.number)),
         network=grant_of_ranks(ctx, job, attempt),
         owner=job.owner,
     )

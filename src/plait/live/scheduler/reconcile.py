@@ -14,7 +14,7 @@ import numpy as np
 
 from plait.control.messages import JobFailed, JobFinished, LaunchFailed
 from plait.core.jobs import Phase
-from plait.core.words import noted
+from plait.core.words import duration, noted
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.wire import RUNNING
 from plait.live.scheduler.context import FENCE_TRIES, Context
@@ -32,6 +32,7 @@ from plait.live.scheduler.stops import (
     new_holders,
     out_of_time,
     preemption_reason,
+    time_left_s,
     waits_for,
 )
 
@@ -203,7 +204,10 @@ def _close(ctx: Context, job: JobRecord, attempt: Attempt) -> None:
     if over.outcome == "finished":
         ctx.record(JobFinished(now_s, jobs, np.array([over.ended_s])))
     elif out_of_time(job):
-        ctx.record(JobFailed(now_s, jobs, f"time limit {limit_in_words(job)} reached", again=False))
+        reason = f"time limit {limit_in_words(job)} reached"
+        if (left_s := time_left_s(job)) > 0:
+            reason = f"ended {duration(left_s)} before its time limit {limit_in_words(job)}, at the warning (--signal)"
+        ctx.record(JobFailed(now_s, jobs, reason, again=False))
     elif over.outcome == "failed":
         ctx.record(_failed(job, attempt, previous, now_s))
     elif over.outcome in ("start failed", "requeued"):

@@ -354,6 +354,10 @@ class Ending(Protocol):
         """Wait so many seconds, or until it ends; whether it does."""
 
 
+def _facts(channel: NotificationChannel, notice: Notice) -> dict[str, str]:
+    return {"channel": channel.name, "job": notice.job, "event": notice.event}
+
+
 #: A notification in the log: the number of its entry, and its place among the events of that.
 Key = tuple[int, int]
 
@@ -518,6 +522,8 @@ class Follower:
         if final:
             self._give_up(notice, cause)
             return ""
+        if notice.user not in self._pauses:
+            _LOG.warning("a notification is late", extra={"facts": {**_facts(self.channel, notice), "why": cause}})
         _, pause_s = self._pauses.get(notice.user, (0.0, FIRST_PAUSE_S))
         self._pauses[notice.user] = self.clock() + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
         return cause
@@ -531,8 +537,7 @@ class Follower:
 
     def _give_up(self, notice: Notice, why: str) -> None:
         self.give_up(self.channel.name, int(notice.job.removeprefix("j-")), notice.event, why)
-        facts = {"channel": self.channel.name, "job": notice.job, "event": notice.event, "why": why}
-        _LOG.warning("a notification was not delivered", extra={"facts": facts})
+        _LOG.warning("a notification was not delivered", extra={"facts": {**_facts(self.channel, notice), "why": why}})
 
     def _read(self) -> Bookmark:
         """The stored place; a channel that is new begins after the newest entry."""
