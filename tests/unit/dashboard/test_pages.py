@@ -292,6 +292,8 @@ def test_nodes_are_reserved_and_given_back_by_administrators(world: World, login
         assert ("/reservations/r-1/cancel" in page) == (user == "root")
     assert "root reserved n0 for project default" in root.get("/web/nodes/n0")
     root.post("/web/reservations", 409, **form)
+    for hours in ("2 hours", "nan", "inf", "0"):
+        root.post("/web/reservations", 422, **{**form, "for_hours": hours})
     root.post("/web/reservations/r-1/cancel")
     assert "No node is reserved." in root.get("/web/nodes")
 

@@ -75,7 +75,10 @@ def _nodes_of(event: dict[str, Any]) -> list[str]:
 @done
 async def reserve(viewer: Viewer, form: dict[str, str]) -> str:
     """Reserve nodes for a project."""
-    in_s, for_s = (3600.0 * float(form.get(name) or 0.0) for name in ("in_hours", "for_hours"))
+    try:
+        in_s, for_s = (3600.0 * float(form.get(name) or 0.0) for name in ("in_hours", "for_hours"))
+    except ValueError as error:
+        raise Refused(422, f"hours are numbers, e.g. 0.5: {error}") from None
     body = {
         "nodes": form.get("nodes", "").replace(",", " ").split(), "project": form.get("project", ""),
         "for_s": for_s, "in_s": in_s,
