@@ -17,7 +17,9 @@ from plait.core.resources import Resource
 from plait.live.agent import outside
 from plait.live.agent.monitor import disk_bytes
 from plait.live.agent.outside import PEAKS, OutsideWatch, SocketTraffic, measure_peaks, profile_of, socket_bytes
-from plait.live.protocol.wire import Peaks
+from plait.live.agent.processes.attempt import LocalAttempt
+from plait.live.protocol.wire import RUNNING, GroupInfo, Peaks, Run
+from plait.live.system import procs
 
 SPIN = "while True: pass"
 #: Reads a file of 32 MiB past the page cache, again and again.
@@ -126,6 +128,19 @@ def test_the_bottleneck_of_a_program(
 
 def test_a_program_that_does_nothing_has_no_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert watched("import time; time.sleep(600)", tmp_path, monkeypatch, lambda: 0.02) is None
+
+
+def test_it_is_watched_ever_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook that nobody uses would otherwise cost its agent half of the time, for days."""
+    attempt = LocalAttempt(Run(1, 1, 0, 1, ["x"], [0], GroupInfo("g")), tmp_path, "mark", state=RUNNING)
+    watched_s = []
+    for now_s in range(24 * 3600):
+        monkeypatch.setattr(procs, "boot_s", lambda now_s=now_s: float(now_s))
+        if attempt.unseen():
+            attempt.outside_s = float(now_s)
+            watched_s.append(now_s)
+    assert watched_s[:4] == [10, 20, 40, 80]
+    assert len(watched_s) < 15
 
 
 def test_its_profile_is_of_its_iterations_if_their_length_is_known() -> None:
