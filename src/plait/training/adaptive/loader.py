@@ -445,12 +445,16 @@ class _Walk:
 
     def __getitem__(self, place: int) -> Any:
         """Raises `InputError` if the stream is empty."""
+        skipped = False
         if self._samples is None or place < self._at:
-            skips = hasattr(self._stream, "skip")
-            self._samples = iter(self._stream.skip(place) if skips and place else self._stream)
-            self._at = place if skips else 0
+            skipped = place > 0 and hasattr(self._stream, "skip")
+            self._samples = iter(self._stream.skip(place) if skipped else self._stream)
+            self._at = place if skipped else 0
         while True:
             sample = next(self._samples, _END)
+            if sample is _END and skipped:  # the place is in a later pass over the stream, whose length is not known
+                self._at = 0
+            skipped = False
             if sample is _END:  # of a pass over the stream
                 self._samples = iter(self._stream)
                 sample = next(self._samples, _END)
