@@ -16,6 +16,7 @@ Folders are for their owner alone. Names that come from outside never become pat
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -134,11 +135,19 @@ class Layout:
 
     @property
     def _shared(self) -> Path | None:
-        """The home's part of this machine's shared memory."""
-        if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK):
-            mark = hashlib.sha256(str(self.home).encode()).hexdigest()[:12]
-            return SHARED_MEMORY / f"plait-{os.getuid()}-{mark}"
-        return None
+        """The home's part of this machine's shared memory; raises `InputError` if another user has taken its name."""
+        if not (SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)):
+            return None
+        mark = hashlib.sha256(str(self.home).encode()).hexdigest()[:12]
+        folder = SHARED_MEMORY / f"plait-{os.getuid()}-{mark}"
+        with contextlib.suppress(FileNotFoundError):
+            facts = folder.lstat()  # all may write to its parent, and could lead agents of root elsewhere
+            if facts.st_uid != os.getuid() or not stat.S_ISDIR(facts.st_mode):
+                raise InputError(
+                    f"{folder}, where plait keeps locks and leases, is a link or of another account (uid "
+                    f"{facts.st_uid}); remove it as root: rm -r {folder}"
+                )
+        return folder
 
 
 def read_epoch(path: Path) -> int:

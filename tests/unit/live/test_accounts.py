@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 from local_agent import LocalAgent
 
+from plait.core.errors import InputError
+from plait.live.layout import Layout, make_private
 from plait.live.protocol.wire import Ask, Assignment, ConsoleAsk, GroupInfo, Mate, Run
 from plait.live.system import procs
-from plait.live.system.accounts import Account, admit
+from plait.live.system.accounts import Account, acting_as, admit
 
 NOBODY_HERE = 54_321
 
@@ -48,6 +51,46 @@ def test_a_number_without_a_name_has_no_group() -> None:
     """The group of this number may be another's: 27 is that of sudo."""
     account = Account.of_number(NOBODY_HERE)
     assert (account.name, account.gid, account.groups) == (str(NOBODY_HERE), 65534, ())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acting for others needs root")
+def test_acting_ends_with_the_rights_from_before_also_of_another_account() -> None:
+    ada, bob = (Account(str(uid), uid, uid, (uid,)) for uid in (40_001, 40_002))
+
+    def rights() -> list[str]:
+        lines = Path("/proc/thread-self/status").read_text().splitlines()
+        return [line.split()[-1] for line in lines if line.startswith(("Uid:", "Gid:", "Groups:"))]
+
+    before = rights()
+    with contextlib.suppress(KeyError), acting_as(ada):
+        with contextlib.suppress(KeyError), acting_as(bob):
+            assert rights() == ["40002"] * 3
+            raise KeyError
+        assert rights() == ["40001"] * 3
+        raise KeyError
+    assert rights() == before
+
+
+@pytest.mark.parametrize(
+    "link", [True, pytest.param(False, marks=pytest.mark.skipif(os.geteuid() != 0, reason="root"))]
+)
+def test_a_folder_of_others_in_shared_memory_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool
+) -> None:
+    """Its name can be known before an agent of root makes it, and everybody may write to its parent."""
+    monkeypatch.setattr("plait.live.layout.SHARED_MEMORY", tmp_path)
+    layout = Layout(tmp_path / "home")
+    folder = make_private(layout.gates).parent
+    assert layout.gates.parent == folder
+    (folder / "gates").rmdir()
+    if link:
+        folder.rmdir()
+        folder.symlink_to("/etc")
+    else:
+        os.chown(folder, NOBODY_HERE, 0)
+    for ask in (lambda: layout.gates, lambda: layout.lease("n0"), layout.leases):
+        with pytest.raises(InputError, match="is a link or of another account"):
+            ask()
 
 
 @pytest.fixture

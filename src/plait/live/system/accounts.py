@@ -116,7 +116,7 @@ def acting_as(account: Account | None) -> Iterator[None]:
         yield
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    before = os.getgroups()
+    before, uid, gid = os.getgroups(), getattr(_acting, "uid", 0), libc.setfsgid(-1)
     _acting.uid = account.uid
     try:
         _set_groups(libc, account.groups)
@@ -126,10 +126,10 @@ def acting_as(account: Account | None) -> Iterator[None]:
             raise PermissionError(f"the kernel refuses file work as {account.name}")
         yield
     finally:
-        libc.setfsuid(0)
-        libc.setfsgid(os.getegid())
+        libc.setfsuid(uid)
+        libc.setfsgid(gid)
         _set_groups(libc, before)
-        _acting.uid = 0
+        _acting.uid = uid
 
 
 def _set_groups(libc: ctypes.CDLL, groups: Sequence[int]) -> None:
