@@ -65,6 +65,7 @@ COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(("bstop", "bresume"), "plait hold j-3, plait release j-3"),
     **dict.fromkeys(("users", "user", "tokens"), "plait token ls, plait token new ann"),
     **dict.fromkeys(("scale", "autostop", "autoscale"), "plait up -o max-nodes=8, of the backends that start nodes"),
+    **dict.fromkeys(("top", "watch", "monitor", "dashboard"), "watch plait ls; plait nodes; plait web, in a browser"),
     "whoami": "plait status; PLAIT_TOKEN is the user",
     "config": "plait up -h lists the settings; plait status shows the service",
     "check": "plait doctor",
