@@ -87,6 +87,7 @@ from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.core.resources import Resource
 from plait.core.words import counted, noted
 from plait.grouping.interference import measured_interference, scheduled_s, traits
+from plait.placement.kernels import mark_spread
 from plait.placement.pinned import keep_running
 from plait.placement.reserve import hold_back, refilled, without_late
 from plait.placement.reserved_nodes import planned
@@ -319,10 +320,12 @@ class Controller:
         held = running.first_gpu[group + 1] - running.first_gpu[group]
         if hi - lo < 2 or (columns["gpus"][jobs] != held).any() or (columns["batch_size"][jobs] > 0).any():
             return  # a guest alone, or profiles of another size
-        gpus = running[group].gpus
+        gpus = running.gpus[running.first_gpu[group] : running.first_gpu[group + 1]]
         lent = running.gpus if running.guest is None else running.gpus[np.repeat(running.guest, running.gpu_count())]
         beside = running.guest is not None and np.isin(gpus, lent).any()
-        if beside or len(self.cluster.kinds) > 1 or self._over_many_nodes(gpus):
+        cluster, spread = self.cluster, np.zeros(1, dtype=np.bool_)
+        mark_spread(gpus, np.array([0, held]), cluster.gpu_node, cluster.node_kind, cluster.cap_prefix, spread)
+        if beside or len(cluster.kinds) > 1 or spread[0]:
             return  # its speed depends on more than its members
         in_turn = running.gate is not None and running.gate[group] == int(Gate.BARRIER)
         turns = np.zeros(hi - lo) if running.details is None else running.details[lo:hi, TURN]
@@ -338,11 +341,6 @@ class Controller:
             getattr(policy, "learns", False) for policy in layers(self.policy)
         ):
             self.changed = True
-
-    def _over_many_nodes(self, gpus: Sequence[int]) -> bool:
-        """Whether these GPUs are on more nodes than so many need, in a cluster of one kind."""
-        enough = np.flatnonzero(self.cluster.cap_prefix[0] >= len(gpus))
-        return len(np.unique(self.cluster.gpu_node[list(gpus)])) > (enough[0] + 1 if len(enough) else len(gpus))
 
     def _on_job_profiled(self, event: JobProfiled) -> Sequence[Command]:
         self.job_store.columns["iteration_s"][event.jobs] = event.iteration_s

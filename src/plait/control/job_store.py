@@ -280,6 +280,10 @@ class JobStore:
         self._past_gpu_s, self._past_kinds, self._past_s, self._past_use = past
         self.departed = kept
         phase, wanted = self.columns["phase"], set(kept.tolist())
+        gone = phase[: self.count] > _LAST_OPEN
+        gone[kept] = False
+        for name in ("goodput", "packed_s", "spread_s"):  # policies learn from these, and a snapshot lacks them
+            self.columns[name][: self.count][gone] = math.nan
         self.batches = [
             (first, batch)
             for first, batch in self.batches

@@ -65,11 +65,11 @@ def note_paces(event: ProgressReported, columns: Mapping[str, Any], running: Gro
     group = columns["running_group"][event.jobs]
     alone = (np.diff(running.first_job) == 1) & (True if running.guest is None else ~running.guest)
     known = (group >= 0) & ~np.isnan(event.iteration_s) & (columns["gpus"][event.jobs] > 1)
-    known &= alone[group] & (running.gpu_count()[group] == columns["gpus"][event.jobs]) if len(running) else False
+    known &= alone[group] & (running.gpu_count()[group] == columns["gpus"][event.jobs])
     over = np.zeros(len(running), dtype=np.bool_)
     mark_spread(running.gpus, running.first_gpu, cluster.gpu_node, cluster.node_kind, cluster.cap_prefix, over)
     for name, where in (("packed_s", False), ("spread_s", True)):
-        these = known & (over[group] == where) if len(running) else known
+        these = known & (over[group] == where)
         before, now = columns[name][event.jobs[these]], event.iteration_s[these]
         columns[name][event.jobs[these]] = np.where(np.isnan(before), now, (before + now) / 2)
 

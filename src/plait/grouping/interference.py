@@ -122,11 +122,20 @@ class Cost(NamedTuple):
 
 
 class _Posterior(NamedTuple):
-    """Column of each weight, their means, and the Cholesky factor of the inverse of their covariances."""
+    """Column of each weight that pairs share, with the means, and the row and mean of the effect of each two models.
+
+    The effects of two models are integrated out, so that the largest matrix has a row for each model, not for each two:
+    `inner` is the inverse covariance of the shared weights then, `scale` that of the effects without them, and `outer`
+    (effects, weights) what both have in common.
+    """
 
     column: dict[object, int]
     mean: FloatArray
-    lower: FloatArray
+    row: dict[tuple[int, int], int]
+    effect: FloatArray
+    inner: FloatArray
+    outer: FloatArray
+    scale: FloatArray
 
 
 class PairReport(NamedTuple):
@@ -200,7 +209,8 @@ class PairReports:
         models = {one.model: None for one in at}
         effect = {
             (a, b): math.fsum(
-                size * known.mean[known.column[name]] for name, size in _effects(a, b).items() if name in known.column
+                [size * known.mean[known.column[name]] for name, size in _effects(a, b).items() if name in known.column]
+                + [_of_two(a, b) * known.effect[known.row[a, b]] if (a, b) in known.row else 0.0]
             )
             for a in models
             for b in models
@@ -211,17 +221,24 @@ class PairReports:
 
     def cost(self, one: SharingTraits, mate: SharingTraits) -> Cost:
         """The expected cost of `mate` for `one`."""
-        known, entries = self._posterior(), _entries(one, mate)
+        known, entries, of_two = self._posterior(), _entries(one, mate), _of_two(one.model, mate.model)
         row = np.zeros(len(known.column))
         for name, value in entries.items():
             if name in known.column:
                 row[known.column[name]] = value
         # Effects that no report has touched have their prior variance, 1.
-        untouched = math.fsum(v * v for name, v in entries.items() if name not in known.column)
-        variance = float((np.linalg.solve(known.lower, row) ** 2).sum()) + untouched
+        variance = math.fsum(v * v for name, v in entries.items() if name not in known.column)
+        log, at = float(row @ known.mean), known.row.get((one.model, mate.model))
+        if at is None:
+            variance += of_two**2
+        else:
+            log += of_two * known.effect[at]
+            row -= known.outer[at] * of_two / known.scale[at]
+            variance += of_two**2 / known.scale[at]
+        variance += float(row @ np.linalg.solve(known.inner, row))
         report = self.pairs.get((one, mate) if one <= mate else (mate, one))
         count = 0.0 if report is None else report.weight
-        return Cost(math.exp(float(row @ known.mean)), math.sqrt(variance), count)
+        return Cost(math.exp(log), math.sqrt(variance), count)
 
     def measured(self, members: Iterable[SharingTraits]) -> float | None:
         """The last measured factor of exactly this group beyond that of its size; None without."""
@@ -231,20 +248,30 @@ class PairReports:
     def _posterior(self) -> _Posterior:
         if self._known is not None:
             return self._known
-        rows = [(_entries(one, mate), report.logs[0], report.weight) for (one, mate), report in self.pairs.items()]
-        rows += [(_entries(mate, one), report.logs[1], report.weight) for (one, mate), report in self.pairs.items()]
+        rows = [(one, mate, report.logs[0], report.weight) for (one, mate), report in self.pairs.items()]
+        rows += [(mate, one, report.logs[1], report.weight) for (one, mate), report in self.pairs.items()]
         column: dict[object, int] = {name: i for i, name in enumerate(_FEATURES)}
-        for entries, _, _ in rows:
-            for name in entries:
+        row: dict[tuple[int, int], int] = {}
+        for one, mate, _, _ in rows:
+            row.setdefault((one.model, mate.model), len(row))
+            for name in _entries(one, mate):
                 column.setdefault(name, len(column))
         design = np.zeros((len(rows), len(column)))
-        for r, (entries, _, _) in enumerate(rows):
+        for r, (one, mate, _, _) in enumerate(rows):
+            entries = _entries(one, mate)
             design[r, [column[name] for name in entries]] = list(entries.values())
-        precision = np.array([min(count, 1 / WEIGHT) for _, _, count in rows]) / REPORT**2
+        of = np.array([row[one.model, mate.model] for one, mate, _, _ in rows], dtype=np.int64)
+        of_two = np.array([_of_two(one.model, mate.model) for one, mate, _, _ in rows])
+        logs, counts = np.array([[log, min(count, 1 / WEIGHT)] for _, _, log, count in rows]).reshape(-1, 2).T
+        precision = counts / REPORT**2
+        scale: Any = 1.0 + np.bincount(of, precision * of_two**2, len(row))
+        of_logs = np.bincount(of, precision * of_two * logs, len(row))
+        outer = np.zeros((len(row), len(column)))
+        np.add.at(outer, of, design * (precision * of_two)[:, None])
         weighed = design.T * precision
-        lower: Any = np.linalg.cholesky(weighed @ design + np.eye(len(column)))
-        mean: Any = np.linalg.solve(lower.T, np.linalg.solve(lower, weighed @ np.array([log for _, log, _ in rows])))
-        self._known = _Posterior(column, mean, lower)
+        inner = weighed @ design + np.eye(len(column)) - outer.T @ (outer / scale[:, None])
+        mean: Any = np.linalg.solve(inner, weighed @ logs - outer.T @ (of_logs / scale))
+        self._known = _Posterior(column, mean, row, (of_logs - outer @ mean) / scale, inner, outer, scale)
         return self._known
 
     def copy(self) -> PairReports:
@@ -278,14 +305,19 @@ def _features(busy: Any, mate_busy: Any, memory: Any, mate_memory: Any) -> Float
 
 
 def _effects(model: int, mate: int) -> dict[object, float]:
-    """The effects of a model, of its mate and of the two, with prior deviations; without those of unknown models."""
+    """The effects of a model and of its mate, with prior deviations; without those of unknown models."""
     of_model: dict[object, float] = {("slowed", model): MODEL} if model else {}
     of_mate: dict[object, float] = {("slows", mate): MODEL} if mate else {}
-    return {**of_model, **of_mate, **({(model, mate): PAIR} if model and mate else {})}
+    return {**of_model, **of_mate}
+
+
+def _of_two(model: int, mate: int) -> float:
+    """The prior deviation of the effect of two models together; 0 if one is unknown."""
+    return PAIR if model and mate else 0.0
 
 
 @lru_cache(maxsize=4096)
 def _entries(one: SharingTraits, mate: SharingTraits) -> Mapping[object, float]:
-    """The entries of a pair's row of the design that are not 0, times the prior deviations."""
+    """The entries of a pair's row of the design that are not 0, times the prior deviations, without that of the two."""
     values = _features(one.busy, mate.busy, one.memory, mate.memory).tolist()
     return {**dict[object, float](zip(_FEATURES, values, strict=True)), **_effects(one.model, mate.model)}

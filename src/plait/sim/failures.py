@@ -103,6 +103,7 @@ class NodeSupply:
         self.next_s = 0.0
         self.coming: dict[str, float] = {}  # requested nodes, and when they arrive
         self.idle_since: dict[int, float] = {}
+        self.leaving = False  # whether nodes are up, or coming, that will leave without another job
 
     def __call__(self, event: Event, commands: Sequence[Command]) -> None:
         """Look at the cluster after a decision, at most every `every_s`."""
@@ -111,7 +112,7 @@ class NodeSupply:
         if event.at_s >= self.next_s:
             self.next_s = event.at_s + max(self.nodes.every_s, SOON_S)
             self._look(event.at_s)
-        if len(self.controller.active):
+        if len(self.controller.active) or self.leaving:
             self.backend.look_at(self.next_s)
 
     def _look(self, now_s: float) -> None:
@@ -134,6 +135,7 @@ class NodeSupply:
             self.coming[cluster.nodes[n].id] = at_s = now_s + max(self.nodes.start_s, SOON_S)
             self.backend.schedule(NodeChange(at_s, cluster.nodes[n].id, True))
         leave = sorted(up, key=lambda n: (n in busy, -n))[: max(len(up) - target, 0)]
+        self.leaving = len(up) + len(self.coming) > target
         for n in leave:
             rested = now_s - self.idle_since.get(n, math.inf) >= self.nodes.idle_s
             if wanted is not None or rested:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
 import numpy as np
 import pytest
 
+from plait.control.controller import Controller
+from plait.control.messages import JobCancelled, JobSubmitted
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
+from plait.core.goodput import Estimate
 from plait.core.jobs import JobBatch, JobSpec
 from plait.goodput import models
 from plait.goodput.models import Racks, fit_racks, throughput_model
 from plait.goodput.shipped import shipped
 from plait.goodput.throughput import Measurements, grad_s, step_s, throughput
 from plait.policies.catalog import make_policy
+from plait.policies.sizing.pools import with_shared_fits
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 
@@ -105,3 +110,23 @@ def test_shared_fits_spare_a_later_job_its_exploration() -> None:
         simulate(JobBatch.of(jobs), Cluster.parse("4x4"), make_policy(policy), make_world("ideal"), observe=observe)
     assert first["pollux"][0] == 1
     assert first["pollux:share_fits=on"][0] > 4
+
+
+def test_shared_fits_are_of_jobs_that_adapt_and_are_kept() -> None:
+    """An elastic job with a fixed batch has a fit of another unit; one of a forgotten job is not in a snapshot."""
+    fixed = replace(adaptive("f"), batch=None)
+    controller = Controller(make_policy("pollux"), Cluster.parse("4x4"))
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of([fixed, adaptive("a"), adaptive("b")])))
+    columns = controller.job_store.columns
+
+    def fit_of_last() -> list[float]:
+        found: list[float] = with_shared_fits(controller.view()).jobs.goodput[-1, :7].tolist()
+        return found
+
+    for number in (0, 1):
+        columns["goodput"][number, [*range(7), int(Estimate.PROFILED_GPUS)]] = [*(THETA * (number + 1)), 8 - number]
+    assert fit_of_last() == (2 * THETA).tolist()
+    controller.handle(JobCancelled(1.0, np.array([1])))
+    assert fit_of_last() == (2 * THETA).tolist()
+    controller.job_store.forget(0)
+    assert np.isnan(fit_of_last()).all()

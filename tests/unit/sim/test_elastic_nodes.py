@@ -58,8 +58,14 @@ def test_a_late_job_between_two_looks_brings_its_node() -> None:
     assert result.jobs["end_s"].max() < 365 + 60 + 30 + 360 + 2
 
 
+def test_nodes_leave_while_no_job_is_there() -> None:
+    """Ten hours without a job between two of them, and 300 s for which each of four nodes idles."""
+    result = run([job("wide", 16), job("late", 4, submit_s=11 * 3600.0)], "fifo", ElasticNodes(0, 4))
+    assert 20 < result.costs.total < 20 + (4 + 1) * 4 * 600 / 3600
+
+
 def test_a_policy_may_empty_nodes_and_nothing_of_their_work_is_lost() -> None:
-    """A job that adapts has four nodes while it is alone; jobs that do not adapt come, and pollux values fewer."""
+    """A job that adapts has nodes as long as pollux values them, at most four."""
     model = shipped()["cifar10"]
     adaptive = JobSpec(
         id="a", gpus=1, max_gpus=16, model=model.name, batch=model.batch, iterations=model.iterations,

@@ -243,3 +243,17 @@ def test_parameter_servers_load_links_by_their_parts_and_where_they_are() -> Non
 
 def replace_servers(batch: JobBatch, servers: int, skew: float) -> JobBatch:
     return batch.replace(servers=np.full(len(batch), servers), skew=np.full(len(batch), skew))
+
+
+def test_an_elastic_job_with_servers_exchanges_as_one_that_requested_what_it_has() -> None:
+    """Sixteen workers and two servers on four nodes, requested or grown to: the same gradients."""
+    exchange_s = []
+    for gpus in (8, 16):
+        spec = JobSpec(
+            id="e", gpus=gpus, min_gpus=8, max_gpus=16, iterations=1, iteration_s=9.0, gradient_bytes=BYTES, servers=2
+        )
+        truth, running = JobBatch.of([spec]), placed((0, 1, 2, 3))
+        physics = NetworkPhysics(phases="together")
+        found = physics.exchanges(truth, running, RACKS, {}, physics.inner.alone_s(truth, running, RACKS))
+        exchange_s.append(found[0][1])
+    assert exchange_s[0] == pytest.approx(exchange_s[1], rel=1e-6)

@@ -274,7 +274,7 @@ def every_pool(view: View, *, due: BoolArray, restart_s: float, speed: Speed = t
 
 
 def with_shared_fits(view: View) -> View:
-    """The view in which each job that adapts has the fit of its model that comes from most GPUs, of all jobs so far.
+    """The view in which each job that adapts has the fit of its model that comes from most GPUs, of all kept jobs.
 
     Where nodes have several kinds of GPUs, and for jobs without a model, nothing is shared: a fit is of one kind.
     """
@@ -282,13 +282,13 @@ def with_shared_fits(view: View) -> View:
     if len(view.cluster.kinds) > 1 or not len(jobs):
         return view
     estimates, known = columns["goodput"], jobs.memo.setdefault("models of jobs", {})
-    profiled = estimates[:, Estimate.PROFILED_GPUS]
-    for number in np.flatnonzero(np.isfinite(estimates[:, :THETA].sum(axis=1)) & (profiled > 0)).tolist():
+    profiled, adapts = estimates[:, Estimate.PROFILED_GPUS], columns["batch_size"] > 0  # others: fits of another unit
+    best: dict[str, int] = {}
+    for number in np.flatnonzero(adapts & np.isfinite(estimates[:, :THETA].sum(axis=1)) & (profiled > 0)).tolist():
         if number not in known:
             with suppress(LookupError):  # a request is not kept for ever after its job has ended
                 known[number] = jobs.subset(np.array([number])).spec(0).model
-    best: dict[str, int] = {}
-    for number, model in known.items():
+        model = known.get(number)
         if model and (model not in best or profiled[number] >= profiled[best[model]]):
             best[model] = number
     shared = estimates.copy()

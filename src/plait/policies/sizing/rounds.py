@@ -198,7 +198,7 @@ class InRounds:
     From 1 and 4: a job that the nodes which are up can hold starts within `patience_s` + `interval_s`, and later by one
     such period for each time that jobs which were due before it fill the cluster.
 
-    `share_fits`: jobs use the best fit of their model, of all jobs so far. `throughput` names the model of throughput
+    `share_fits`: jobs use the best fit of their model, of all kept jobs. `throughput` names the model of throughput
     (`plait.goodput.models`).
 
     Rounds that change nothing are skipped: a plan is valid until the first round in which time alone may change it

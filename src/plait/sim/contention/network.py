@@ -154,7 +154,7 @@ class NetworkPhysics:
         for m in served.tolist():
             g = int(running.group_of_member()[m])
             node = cluster.gpu_node[running.gpus[running.first_gpu[g] : running.first_gpu[g + 1]]]
-            alone = _even(len(node), int(cluster.node_gpus.max()))
+            alone = _even(int(truth.gpus[jobs[m]]), int(cluster.node_gpus.max()))  # as in `_alone`
             bits[m] *= _over_ring(truth, int(jobs[m]), np.unique(node, return_counts=True)[1])
             bits[m] /= _over_ring(truth, int(jobs[m]), alone)
         return np.where((nodes > 1) & ~adapts, bits, 0.0), compute_s * alone_s / asked_s
