@@ -439,7 +439,7 @@ class Page:
         """
         path = Path(path)
         try:
-            fd = os.open(path, (os.O_RDWR if writes else os.O_RDONLY) | os.O_CLOEXEC)
+            fd = os.open(path, (os.O_RDWR if writes else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise PageError(f"{path}: no page: {error.strerror}; the agent makes it before it starts the job") from None
         try:

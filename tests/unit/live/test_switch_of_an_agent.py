@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,7 +21,7 @@ from plait.live.layout import Layout
 from plait.live.protocol.wire import Lease, SwitchOrder
 from plait.live.system import procs
 from plait.runtime.network.grant import NetworkGrant, read_grant
-from plait.runtime.network.report import NetworkReport, write_report
+from plait.runtime.network.report import FILE, NetworkReport, write_report
 
 OPTIONS: dict[str, Any] = {"protocol": "atp", "index": "shared_hash", "payload_bytes": 256}
 ONE = Lease(3, 3, "j-3", "00112233445566ff", 2, 1, 0, 64, 0, 0.0, OPTIONS)
@@ -161,6 +163,21 @@ def test_a_grant_file_never_goes_back(tmp_path: Path) -> None:
     assert read_grant(files.grant).reason == "switch leaf0 was lost"
     RankFiles(tmp_path).write(NetworkGrant(3, False, "newer"))
     assert read_grant(files.grant).version == 3
+
+
+def test_pipes_and_endless_files_of_a_job_do_not_hold_up_its_agent(tmp_path: Path) -> None:
+    files, report = RankFiles(tmp_path), tmp_path / FILE
+    os.mkfifo(files.grant)
+    os.mkfifo(report)
+    grant = NetworkGrant(2, False, "switch leaf0 was lost")
+    agent = threading.Thread(target=lambda: (files.exchange(), files.write(grant)), daemon=True)
+    agent.start()
+    agent.join(5.0)
+    assert not agent.is_alive()
+    assert read_grant(files.grant) == grant
+    report.unlink()
+    report.symlink_to("/dev/zero")
+    assert RankFiles(tmp_path).exchange() is None
 
 
 def test_the_report_of_a_rank_is_read_once_for_each_change(tmp_path: Path) -> None:

@@ -102,6 +102,14 @@ def write_report(folder: str | os.PathLike[str], report: NetworkReport) -> None:
 def read_report(folder: str | os.PathLike[str]) -> NetworkReport | None:
     """The newest report in the folder of a rank; None if there is none, or none that can be read."""
     try:
-        return _CODEC.decode(NetworkReport, json.loads((Path(folder) / FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, CodecError):
+        return report_of(json.loads((Path(folder) / FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+def report_of(data: object) -> NetworkReport | None:
+    """The report in a JSON object; None if it is none."""
+    try:
+        return _CODEC.decode(NetworkReport, data)
+    except CodecError:
         return None

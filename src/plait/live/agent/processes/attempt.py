@@ -12,7 +12,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from plait.core.errors import InputError
 from plait.live.agent.journal import Key, Remembered
 from plait.live.agent.lease import Lease
 from plait.live.agent.outside import BEGIN_S, profile_of
@@ -38,8 +37,8 @@ from plait.live.system.accounts import in_name_of, job_folder
 from plait.live.system.procs import Process
 from plait.runtime.guest_gate import Neighbours
 from plait.runtime.network import report
-from plait.runtime.network.grant import FILE, NetworkGrant, read_grant, write_grant
-from plait.runtime.network.report import read_report
+from plait.runtime.network.grant import FILE, NetworkGrant, write_grant
+from plait.runtime.network.report import report_of
 from plait.runtime.page import STOP_GRACEFULLY, STOP_NOW
 
 P = ParamSpec("P")
@@ -68,14 +67,13 @@ class RankFiles:
 
     def write(self, grant: NetworkGrant) -> None:
         """Write the grant, if it is newer than the present one. Raises `OSError`, `InputError`."""
-        if self._version is None:
-            self._version = 0
-            with contextlib.suppress(OSError, InputError):
-                self._version = read_grant(self.grant).version
-        if grant.version > self._version:
-            with in_name_of(job_folder(self._folder)):
+        with in_name_of(job_folder(self._folder)):
+            if self._version is None:
+                known = (procs.read_json(self.grant) or {}).get("version")
+                self._version = known if isinstance(known, int) else 0
+            if grant.version > self._version:
                 write_grant(self.grant, grant)
-            self._version = grant.version
+                self._version = grant.version
 
     def exchange(self) -> Exchange | None:
         """The rank's last report; None before the first."""
@@ -84,7 +82,7 @@ class RankFiles:
         except OSError:
             return self._exchange
         stamp = found.st_mtime_ns, found.st_ino
-        if stamp != self._stamp and (said := read_report(self._folder)) is not None:
+        if stamp != self._stamp and (said := report_of(procs.read_json(self._folder / report.FILE))) is not None:
             self._stamp = stamp
             seconds = said.agreement_s + said.quantise_s + said.transfer_s + said.decode_s + said.success_s
             self._exchange = Exchange(
