@@ -321,6 +321,8 @@ def test_outputs_appear_together(tmp_path):
 def test_names_of_runs(tmp_path):
     runs = [("a:x=1/2", "w", "0"), ("a:x=1/2", "w", "1")]
     assert [p.name for p in names_of_runs(tmp_path / "l.gz", runs)] == ["l-0.gz", "l-1.gz"]
+    long = "srtf:quota=" + "+".join(f"project-{i}=8" for i in range(30))  # more than the name of a file can have
+    assert [p.name for p in names_of_runs(tmp_path / "l.gz", [(long,), ("fifo",)])] == ["l-0.gz", "l-1.gz"]
     same = [("a", "w"), ("a", "w")]
     assert [p.name for p in names_of_runs(tmp_path / "l.gz", same)] == ["l-0.gz", "l-1.gz"]
 

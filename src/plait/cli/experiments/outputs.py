@@ -92,6 +92,10 @@ class Outputs:
                 folder.rmdir()
 
 
+#: Characters that the settings of a run may add to the name of its file: file systems allow 255 in all.
+LONGEST_NAME = 200
+
+
 def names_of_runs(path: Path, runs: list[tuple[str, ...]]) -> list[Path]:
     """One file a run: the name itself for a single run, otherwise with the distinguishing settings.
 
@@ -104,8 +108,8 @@ def names_of_runs(path: Path, runs: list[tuple[str, ...]]) -> list[Path]:
         return [path]
     varying = [i for i in range(len(runs[0])) if len({run[i] for run in runs}) > 1]
     stem, dot, suffixes = path.name.partition(".")
-    words = [[Path(run[i]).name if Path(run[i]).exists() else run[i] for i in varying] for run in runs]
+    words = [[Path(run[i]).name if os.path.exists(run[i]) else run[i] for i in varying] for run in runs]
     names = ["-".join([stem, *(re.sub(r"[^\w.=]+", "_", word) for word in some)]) for some in words]
-    if len(set(names)) < len(names):
+    if len(set(names)) < len(names) or max(map(len, names)) > LONGEST_NAME:
         names = [f"{stem}-{i}" for i in range(len(runs))]
     return [path.with_name(name + dot + suffixes) for name in names]
