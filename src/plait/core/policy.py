@@ -101,11 +101,17 @@ class View:
 
     @property
     def node_gpus(self) -> IntArray:
-        """GPUs of each node that jobs may have: all of one that is up, of another only GPUs that jobs still hold."""
-        cluster = self.cluster
-        if cluster.all_up:
-            return cluster.node_gpus
+        """GPUs of each node that jobs may have: all of one that is up, of another only GPUs that jobs still hold.
+
+        None of a node from which all jobs are barred, because it is reserved.
+        """
+        cluster, jobs = self.cluster, self.jobs
         there: IntArray = np.where(cluster.node_up, cluster.node_gpus, 0)
+        if cluster.reserved:
+            closed = cluster.node_spare[:, 2:][:, jobs.columns["barred"][jobs.number].all(axis=0)] == 0.0
+            there = np.where(closed.any(axis=1), 0, there)
+        if cluster.all_up:
+            return there
         groups = np.unique(self.jobs.running_group[self.on_silent_nodes])
         if len(groups):
             nodes = cluster.gpu_node[np.unique(self.running[groups].gpus)]  # once each, however many share a GPU

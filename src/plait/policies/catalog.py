@@ -283,6 +283,8 @@ def _muri(name: str, **options: Any) -> Composed:
         values["guard"] = 0.0 if guard else None
     if "interference" in values:
         values["interference"] = MEASURED_INTERFERENCE if values["interference"] is True else (1.0,)
+        if values["interference"] == (1.0,) and values.setdefault("learn", False):
+            raise InputError(f"policy {name}: learn changes the measured slow-down; it goes with interference=on")
     asked, knows = options.get("order", "remaining" if name == "muri-s" else "attained"), options.get("knows", "exact")
     if asked not in _BY_KNOWLEDGE and knows != "exact":
         raise InputError(f"policy {name}: knows={knows} is for orders by duration: {', '.join(_BY_KNOWLEDGE)}")
@@ -370,6 +372,8 @@ def _speeds(policy: str, text: str) -> dict[str, float]:
 
 
 def _placed(name: str, cls: Callable[..., Policy], **options: Any) -> Policy:
+    if options.get("placement") == "trial":
+        raise InputError(f"policy {name}: placement=trial is for policies that move running jobs, e.g. srsf or fifo")
     return cls(**_with_place(name, options))
 
 

@@ -249,6 +249,8 @@ class Composed:
                 f"policy {self.name}: groups change as jobs come and go, so grouping goes with preemption and without "
                 "strict; min_run_s and reserve_after_s keep jobs where they are and from starving"
             )
+        if self.group is not None and self.tries_placements:
+            raise InputError(f"policy {self.name}: placement=trial moves jobs that are alone; it goes with no groups")
         if self.strict and self.preempt:
             raise InputError(f"policy {self.name}: strict head of line makes sense only without preemption")
 

@@ -339,7 +339,7 @@ class Interleave:
     def __call__(self, view: View, order: IntArray) -> Units:
         """Units of the best jobs in `order` (rows of `view.jobs`)."""
         jobs, room = view.jobs, Room.in_view(view)
-        if self.memory_kept < 1 and jobs.columns["has_demands"][0]:
+        if self.memory_kept < 1 and (jobs.cpus.any() or jobs.memory_bytes.any()):
             return replace(self, memory_kept=1.0)(view, order)
         if self.guard == "auto":
             alone = int(room.fits(jobs.gpus, order).sum())

@@ -24,7 +24,7 @@ from plait.core.arrays import IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError, TraceError
 from plait.core.jobs import JobBatch
-from plait.core.policy import Autoscaling
+from plait.core.policy import Autoscaling, layers
 
 #: A change that is due now takes effect this much later, seconds: after the commands of the present decision.
 SOON_S = 0.001
@@ -120,8 +120,8 @@ class NodeSupply:
         view = self.controller.view()
         self.coming = {node: at_s for node, at_s in self.coming.items() if at_s > now_s}
         cluster, size = view.cluster, max(1, int(view.cluster.node_gpus.max()))
-        policy: object = self.controller.policy
-        wanted = policy.wanted_gpus(view, self.nodes.most * size) if isinstance(policy, Autoscaling) else None
+        values = next((one for one in layers(self.controller.policy) if isinstance(one, Autoscaling)), None)
+        wanted = None if values is None else values.wanted_gpus(view, self.nodes.most * size)
         gpus = int(view.jobs.gpus.sum()) if wanted is None else wanted.gpus
         target = min(max(-(-gpus // size), self.nodes.least), self.nodes.most)
         up = np.flatnonzero(cluster.node_up[: self.nodes.most]).tolist()

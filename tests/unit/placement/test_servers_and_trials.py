@@ -171,3 +171,7 @@ def test_limits_of_trials_are_checked() -> None:
     }.items():
         with pytest.raises(InputError, match=message):
             make_policy(f"srsf:placement=trial,{text}")
+    for policy in ("muri-s", "plait", "drf", "themis", "yarn-cs"):  # nothing would be tried
+        with pytest.raises(InputError, match="placement=trial"):
+            make_policy(f"{policy}:placement=trial")
+    assert make_policy("plait:group=off,placement=trial").tries_placements  # type: ignore[attr-defined]

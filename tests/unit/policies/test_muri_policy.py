@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from plait.control.controller import Controller
-from plait.control.messages import JobFinished, JobSubmitted, Launch, ReplanDue, Stop
+from plait.control.messages import JobFinished, JobSubmitted, Launch, NodesReserved, ReplanDue, Stop
 from plait.core.cluster import Cluster, Node
 from plait.core.errors import InputError, PlanError
 from plait.core.jobs import Checkpoints, JobBatch, JobSpec
-from plait.core.plan import Gate, Group, Groups, Member, Plan
+from plait.core.plan import Gate, Group, Groups, Member, NodeReservation, Plan
 from plait.core.policy import Policy, View
 from plait.core.preemption import PreemptionRule
 from plait.core.resources import StageProfile
@@ -128,6 +128,11 @@ def test_peaks_that_interleave_let_a_group_into_the_memory_of_its_largest_job_an
     assert members(plan(jobs, make_policy("muri-s:memory_kept=0.1"), cluster)[0]) == [[0, 1, 2, 3]], "12 + 3 x 1.2 GB"
     assert sorted(map(len, members(plan(jobs, make_policy("muri-s:memory_kept=0.2"), cluster)[0]))) == [2]
     assert ends_s("muri-s:memory_kept=0.1") < 0.5 * ends_s("muri-s") == 2000, "the controller accepts such plans"
+    controller = Controller(make_policy("muri-s:memory_kept=0.1"), Cluster.of(2, 1, gpu_memory_bytes=16_000_000_000))
+    controller.handle(NodesReserved(0.0, NodeReservation("r", (controller.cluster.nodes[1].id,), "other", 0.0, 1e6)))
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of(jobs)))
+    controller.handle(ReplanDue(0.0))
+    assert members(controller.plan) == [[0, 1, 2, 3]], "also while a node is reserved"
     controller = Controller(OneGroup(), cluster)
     controller.handle(JobSubmitted(0.0, 0, JobBatch.of(jobs)))
     with pytest.raises(PlanError, match="48 GB of GPU memory"):
@@ -270,6 +275,7 @@ def test_wrong_values_are_named():
         ("muri-s:improve=5", "improve is 5; it takes on or off"),
         ("muri-s:idle_slots=some", "idle_slots is 'some'; it takes on or off"),
         ("muri-s:interference=1.5", "interference is 1.5; it takes on or off"),
+        ("muri-s:interference=off,learn=on", "learn changes the measured slow-down"),
         ("muri-l:order=alphabet", "order is 'alphabet'; it takes remaining, attained"),
         ("muri-s:sticky=3", "sticky is 3; it takes on or off"),
     ):

@@ -77,6 +77,8 @@ def test_a_policy_may_empty_nodes_and_nothing_of_their_work_is_lost() -> None:
     whole = run([adaptive], "pollux", None)
     assert result.costs.total < 0.95 * whole.costs.total
     assert result.summary["avg_jct_s"] < 2 * whole.summary["avg_jct_s"]
+    within = run([adaptive], "pollux:autoscale=on,quota=*=64", ElasticNodes(1, 4))
+    assert within.costs.total == result.costs.total, "within quotas as well"
 
 
 def test_a_wrong_range_of_nodes_is_refused() -> None:

@@ -106,7 +106,7 @@ def _pause(links: Links, c: int, begin: int, until: int) -> None:
 
 @lean_part
 def transmit(links: Links, c: int, kind: int, row: int, ready: int, came: int) -> None:
-    """Send a packet of class `kind` through a channel, not before `ready`, after those of its class that wait as well.
+    """Send a packet of class `kind` through a channel: now if it is ready, otherwise after those of its class in line.
 
     `came`: the channel over which it came to the switch, -1 for none; it stops where queues that are full pause links.
     """
