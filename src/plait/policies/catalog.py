@@ -605,7 +605,7 @@ def make_policy(text: str) -> Policy:
     (3250, 7200)
     """
     name, _, rest = text.partition(":")
-    known = rows()
+    known = CATALOG if name in CATALOG else rows()  # what packages add is loaded where it is asked for
     if name in known:
         row = known[name]
         options = _options(text, rest, {**COMMON, **row.options})

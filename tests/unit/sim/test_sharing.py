@@ -148,8 +148,8 @@ def test_gaps_between_stages_are_no_free_speed_up(policy: str):
 class FormulaThreeAlone(StandardPhysics):
     """What physics did once: formula (3), whatever a member takes alone."""
 
-    def _shared(self, groups, alone, stage_s, share):
-        return super()._shared(groups, np.minimum(alone, stage_s.sum(axis=1)), stage_s, share)
+    def _shared(self, truth, groups, alone, stage_s, share):
+        return super()._shared(truth, groups, np.minimum(alone, stage_s.sum(axis=1)), stage_s, share)
 
 
 def test_check_finds_a_member_that_is_faster_than_alone():
