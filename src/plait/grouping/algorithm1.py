@@ -13,9 +13,8 @@ groups never changes, and no group arises that the guard would split.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 
@@ -55,55 +54,6 @@ def _improved(model: ClassedBucket, nodes: Sequence[Node]) -> list[Node]:
     else:
         plain(kernels.swap_search)(*arguments)
     return sorted(tuple(c for c in group if c >= 0) for group in members.tolist())
-
-
-def reference_swap_search(
-    nodes: Sequence[Node],
-    most: int,
-    value_of: Callable[[Node], float],
-    may_be: Callable[[Node], bool] = lambda node: True,
-) -> list[Node]:
-    """The plain reference of the search: `value_of` is the worth of a group, `may_be` whether it is allowed.
-
-    `nodes` are groups of classes, of at most `most` members each.
-
-    >>> reference_swap_search([(1, 1), (2, 2)], 2, lambda node: len(set(node)))
-    [(1, 2), (1, 2)]
-    """
-    groups = [tuple(sorted(node)) for node in nodes]
-    seen: dict[tuple[int, int], tuple[Node, Node]] = {}
-    while True:
-        before = list(groups)
-        for a, b in combinations(range(len(groups)), 2):
-            if seen.get((a, b)) == (groups[a], groups[b]):
-                continue
-            seen[a, b] = groups[a], groups[b]
-            best = value_of(groups[a]) + value_of(groups[b]) + kernels.GAIN
-            for one, other in _exchanges(groups[a], groups[b], most):
-                total = value_of(one) + value_of(other)
-                if may_be(one) and may_be(other) and total > best:
-                    best, groups[a], groups[b] = total, one, other
-        if groups == before:
-            return sorted(groups)
-
-
-def _exchanges(one: Node, other: Node, most: int) -> list[tuple[Node, Node]]:
-    """Both groups after every exchange of two members, or after a move of one."""
-    found = []
-    for leaves in _members(one, most):
-        for joins in _members(other, most):
-            left, right = list(one), list(other)
-            for member, group, to in ((leaves, left, right), (joins, right, left)):
-                if member is not None:
-                    group.remove(member)
-                    to.append(member)
-            if left and right and max(len(left), len(right)) <= most:
-                found.append((tuple(sorted(left)), tuple(sorted(right))))
-    return found
-
-
-def _members(group: Node, most: int) -> list[int | None]:
-    return [*dict.fromkeys(group), *([None] if len(group) < most else [])]
 
 
 #: Above so many nodes a bucket is matched greedily, in parts of at most this size: a dense matrix of 4,000 nodes takes

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from plait.cli.commands import tune_job
 from plait.cli.commands.tune_job import JobSearch, TuneRequest, alone, parse_parameter
 from plait.core.errors import InputError
-from plait.live.client.client import Refused
+from plait.live.client.client import NotRunning, Refused
 
 REQUEST = {"command": ["python", "train.py", "--lr", "{lr}", "{act}"], "env": {"A": "b"}}
 PARAMETERS = ["lr=log:1e-4..1", "act=relu,tanh"]
@@ -147,6 +148,25 @@ def test_a_search_that_is_killed_as_it_submits_submits_nothing_twice(tmp_path: P
     assert len(service.jobs) == 2
     rows = searched(service, **options).rows()
     assert sorted(row["job"] for row in rows) == sorted(service.printed) == ["j-1", "j-2", "j-3"]
+
+
+def test_a_search_waits_for_a_service_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.setattr(tune_job, "AWAY_S", 0.0)
+    service, away = Service(), iter([NotRunning("no service answers")] * 3)
+    job = service.job
+
+    def jobs(name: str) -> Any:
+        if (error := next(away, None)) is not None:
+            raise error
+        return job(name)
+
+    monkeypatch.setattr(service, "job", jobs)
+    search = searched(service, looks=0, trials=3, no_stop=True)
+    while tune_job.looked(search):
+        pass
+    assert [row["state"] for row in search.rows()] == ["complete"] * 3
+    assert len(service.jobs) == 3
 
 
 def test_a_study_is_of_one_search_and_its_parameters(tmp_path: Path) -> None:

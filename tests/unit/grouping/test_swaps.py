@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations_with_replacement, permutations
+from itertools import combinations, combinations_with_replacement, permutations
 from unittest import mock
 
 import numpy as np
@@ -15,7 +15,7 @@ from grouping_cases import candidates, continuous, few_kinds, stages
 from plait.core.arrays import FloatArray
 from plait.core.jit import plain
 from plait.grouping import kernels
-from plait.grouping.algorithm1 import improved, reference_swap_search
+from plait.grouping.algorithm1 import improved
 from plait.grouping.bucket import Candidates, ClassedBucket, GroupingCache, GroupingOptions, KnownWorth
 from plait.grouping.group import group
 from plait.grouping.matching import GAIN, greedy_matching, maximum_weight_matching
@@ -44,6 +44,47 @@ def reference_greedy_matching(weight: FloatArray) -> list[int]:
                         mate[x], mate[y] = y, x
                     better = True
     return mate
+
+
+def reference_swap_search(nodes, most, value_of, may_be):
+    """The plain reference of the search: `value_of` is the worth of a group, `may_be` whether it is allowed.
+
+    `nodes` are groups of classes, of at most `most` members each.
+    """
+    groups = [tuple(sorted(node)) for node in nodes]
+    seen = {}
+    while True:
+        before = list(groups)
+        for a, b in combinations(range(len(groups)), 2):
+            if seen.get((a, b)) == (groups[a], groups[b]):
+                continue
+            seen[a, b] = groups[a], groups[b]
+            best = value_of(groups[a]) + value_of(groups[b]) + kernels.GAIN
+            for one, other in _exchanges(groups[a], groups[b], most):
+                total = value_of(one) + value_of(other)
+                if may_be(one) and may_be(other) and total > best:
+                    best, groups[a], groups[b] = total, one, other
+        if groups == before:
+            return sorted(groups)
+
+
+def _exchanges(one, other, most):
+    """Both groups after every exchange of two members, or after a move of one."""
+    found = []
+    for leaves in _members(one, most):
+        for joins in _members(other, most):
+            left, right = list(one), list(other)
+            for member, origin, to in ((leaves, left, right), (joins, right, left)):
+                if member is not None:
+                    origin.remove(member)
+                    to.append(member)
+            if left and right and max(len(left), len(right)) <= most:
+                found.append((tuple(sorted(left)), tuple(sorted(right))))
+    return found
+
+
+def _members(group, most):
+    return [*dict.fromkeys(group), *([None] if len(group) < most else [])]
 
 
 def dealt(model: ClassedBucket, groups: int) -> list[tuple[int, ...]]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 #: Seconds between two looks at the trials.
 LOOK_S = 1.0
 #: Seconds of a pause while no service answers.
-AWAY_S = 30.0
+AWAY_S = 10.0
 _RANGE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(log:)?([-+0-9.eE]+)\.\.([-+0-9.eE]+)")
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)"
 
@@ -262,7 +262,7 @@ def alone(study: Path) -> Iterator[None]:
         yield
 
 
-def _looked(search: JobSearch) -> bool:
+def looked(search: JobSearch) -> bool:
     """Look once; without a service later, as jobs run on meanwhile."""
     from plait.live.client.client import NotRunning
 
@@ -281,7 +281,7 @@ def _tune(asked: TuneRequest) -> None:
     with client(asked.home) as service, alone(asked.study) if asked.study else contextlib.nullcontext():
         search = JobSearch(service, request, asked)
         try:
-            while _looked(search):
+            while looked(search):
                 time.sleep(LOOK_S)
         except KeyboardInterrupt:
             note(search.interrupted())
