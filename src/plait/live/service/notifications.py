@@ -522,9 +522,9 @@ class Follower:
         if final:
             self._give_up(notice, cause)
             return ""
-        if notice.user not in self._pauses:
-            _LOG.warning("a notification is late", extra={"facts": {**_facts(self.channel, notice), "why": cause}})
         _, pause_s = self._pauses.get(notice.user, (0.0, FIRST_PAUSE_S))
+        if pause_s == FIRST_PAUSE_S:
+            _LOG.warning("a notification is late", extra={"facts": {**_facts(self.channel, notice), "why": cause}})
         self._pauses[notice.user] = self.clock() + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
         return cause
 
