@@ -23,6 +23,9 @@ from plait.core.policy import View
 from plait.core.preemption_kernels import CLOCK_S
 from plait.placement.reserve import refilled
 
+#: Reservations that the reason of a job names at most; `plait explain` lists all.
+NAMED = 3
+
 
 def planned(view: View, reservations: Sequence[NodeReservation], decide: Callable[[View], Plan]) -> Plan:
     """The plan by `decide` within these reservations; at each start and end of one a decision is due.
@@ -35,7 +38,7 @@ def planned(view: View, reservations: Sequence[NodeReservation], decide: Callabl
         return decide(view)
     barred, leaves, next_s = _barred(view, left)
     words = {
-        number: "; ".join(str(one) for one, flag in zip(left, flags, strict=True) if flag)
+        number: "; ".join([str(one) for one, flag in zip(left, flags, strict=True) if flag][:NAMED])
         for number, flags in zip(view.jobs.number[barred.any(axis=1)].tolist(), barred[barred.any(axis=1)], strict=True)
     }
     fits = _room(view, left, barred) >= view.jobs.min_gpus

@@ -240,7 +240,7 @@ class _Admission:
         if (project, kind) in self.full or taken + gpus > limit:
             self.full.add((project, kind))
             there = counted(int(limit), f"{of_kind}GPU")
-            return f"the quota of project {project}, {there}, is used up ({taken} in use)"
+            return f"the quota of project {project}, {there}, is used up: jobs ahead of it hold or wait for {taken}"
         return None
 
     def kinds(self) -> dict[str, Any]:

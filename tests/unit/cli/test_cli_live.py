@@ -450,6 +450,21 @@ def test_explain_an_adaptive_job_by_its_fit(plait, fake):
     assert "at most 4 GPUs: a batch of 128 feeds no more, 32 a GPU" in plait("explain", "j-3", "--no-eta").out
 
 
+def test_explain_of_a_job_that_waits_for_reserved_nodes_names_the_time_limit(plait, fake):
+    row = {"id": "r-1", "nodes": ["n0"], "project": "vision", "from_s": 60, "until_s": 99, "in_s": 50, "left_s": 89}
+    row |= {"by": "ann", "leave": [], "stay": []}
+    found = {"id": "j-3", "number": 3, "state": "waiting", "summary": "", "reservations": [row]}
+    fake.answers["GET", "/v1/jobs/j-3/explain"] = found
+    limit = "with a time limit that ends it before, it may start there: plait update j-3 --time 30m"
+    assert limit in plait("explain", "j-3", "--no-eta").out
+    row["in_s"] = 0
+    assert limit not in plait("explain", "j-3", "--no-eta").out
+    fake.answers["POST", "/v1/reservations"] = {**row, "in_s": 50}
+    words = ("nodes", "reserve", "n0", "--project", "vision", "--for", "39s", "--from", "50s")
+    assert "; until then jobs without a --time or a checkpoint do not start there; cancel" in plait(*words).out
+    assert "--for is '4'; write a duration with units" in plait(*words[:6], "4").err
+
+
 def test_explain_an_adaptive_job_that_has_ended_by_the_sizes_it_had(plait, fake):
     attempts = [
         {"gpus": 1, "batch_size": 64.0, "started_s": 3.0, "ended_s": 66.0},

@@ -102,6 +102,14 @@ def test_before_the_start_only_jobs_start_that_have_left_by_then(name: str) -> N
     assert 0 not in on(c, 0) | on(c, 1)
 
 
+def test_the_reason_names_few_of_many_reservations() -> None:
+    c = Controller(make_policy("fifo"), Cluster.parse("1x1"))
+    for number in range(9):
+        reserve(c, number, 100.0 + 10 * number, 101.0 + 10 * number, "n0")
+    submit(c, 10.0, plain("a"))
+    assert (c.waiting_reason(0) or "").count("n0 is reserved for project vision") == 3
+
+
 def test_gangs_span_reserved_and_other_nodes() -> None:
     c = Controller(make_policy("fifo"), Cluster.parse("3x2"))
     reserve(c, 0.0, 0.0, 1000.0, "n1")

@@ -126,6 +126,8 @@ def explanation_lines(found: Explanation) -> list[str]:
     if found.preemption is not None:
         lines.append(f"  preemption: {found.preemption.text}")
     lines += [f"  {reservation_line(row)}" for row in found.reservations or ()]
+    if found.state == "waiting" and any(row.in_s for row in found.reservations or ()):
+        lines.append(f"  with a time limit that ends it before, it may start there: plait update {found.id} --time 30m")
     if found.fair is not None:
         lines.append(_fair_line(found.fair))
     if stops := found.stops:

@@ -315,7 +315,8 @@ def reserve(
     if as_json:
         print_json(row)
         return
-    typer.echo(f"{reservation_line(row)}; cancel it with: plait nodes unreserve {row.id}")
+    until = "; until then jobs without a --time or a checkpoint do not start there" if row.in_s else ""
+    typer.echo(f"{reservation_line(row)}{until}; cancel it with: plait nodes unreserve {row.id}")
 
 
 @nodes.command("reservations")

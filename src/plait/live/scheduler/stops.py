@@ -96,7 +96,7 @@ def preemption_reason(ctx: Context, number: int, takers: Sequence[int]) -> str:
     live, gpus = state.jobs[number].live, state.groups.of_job.get(number)
     if live is not None and gpus is not None and len(gpus) != len(live.gpus):
         parts.insert(0, f"{RESIZED[len(gpus) > len(live.gpus)]} from {counted(len(live.gpus), 'GPU')} to {len(gpus)}")
-    elif not named:
+    elif not named and RESERVED not in said:
         parts.insert(0, "to other GPUs" if gpus is not None else "though no other job gets its GPUs yet")
     return "; ".join(part for part in parts if part)
 
