@@ -121,7 +121,7 @@ class ByBackfill:
         """1 for the first job that has to wait and those behind it that may not go ahead, otherwise 0."""
         jobs = view.jobs
         left = None if self.knows == "exact" else lives(jobs)
-        left_s = jobs.remaining_s if left is None else left.quantile_s(LATE)
+        left_s = np.nan_to_num(jobs.remaining_s if left is None else left.quantile_s(LATE), nan=np.inf)
         keys = np.zeros(len(jobs), dtype=np.int64)
         holds = [(float(left_s[row]), int(jobs.gpus[row])) for row in np.flatnonzero(jobs.running).tolist()]
         free = int(view.node_gpus.sum()) - sum(gpus for _, gpus in holds)

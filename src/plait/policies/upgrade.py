@@ -17,6 +17,7 @@ from plait.core.plan import Plan
 from plait.core.policy import View
 from plait.core.resources import CPU_KIND
 from plait.placement.packing import allowed_kinds
+from plait.policies.by_completion import UNKNOWN_RESTART_S
 
 #: Seconds of running after which progress is taken as the speed of a kind.
 LEAST_RUN_S = 600.0
@@ -26,8 +27,6 @@ LOOK_S = 1800.0
 LEAST_PART, QUANTILE = 0.8, 0.75
 #: Minimum gain in speed for which a job moves: estimates are no better.
 LEAST_GAIN = 0.1
-#: Cost of a move without a measurement, seconds.
-UNKNOWN_RESTART_S = 60.0
 
 
 def kind_speeds(view: View) -> FloatArray:

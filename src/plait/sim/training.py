@@ -34,7 +34,7 @@ from plait.core.goodput import LEAST_S, THETA, Estimate
 from plait.core.jobs import JobBatch
 from plait.goodput.batch import best_batch, best_batch_each, goodput
 from plait.goodput.fit import Measurements, fit
-from plait.goodput.fixed_batch import fit_sizes, is_fixed, scaled_to, true_scaling, with_fixed_batches
+from plait.goodput.fixed_batch import UNIT, fit_sizes, is_fixed, scaled_to, true_scaling, with_fixed_batches
 from plait.goodput.jobs import GoodputJobs
 from plait.goodput.shipped import shipped
 from plait.goodput.throughput import efficiency, gain, grad_s, iteration_s, step_s
@@ -209,10 +209,7 @@ class AdaptiveJobs:
         n = len(jobs)
         self.training, self.adapts = training, training.adapts & (jobs.column("batch_size") > 0)
         self.fixed = is_fixed(jobs)
-        self.requested = (
-            jobs.gpus,
-            jobs.iteration_s,
-        )  # known of a job with a fixed batch
+        self.requested = jobs.gpus, jobs.iteration_s  # known of a job with a fixed batch
         self.noise, self.seed = noise, seed
         self.estimates = np.full((n, len(Estimate)), np.nan)
         limits = (jobs.column(c) for c in ("batch_size", "max_batch_size", "min_local_batch", "max_local_batch"))
@@ -309,9 +306,7 @@ class AdaptiveJobs:
         """Fit the job's throughput again: it has run long enough in this configuration to know its step time."""
         key = self.key(job)
         theta = self.training.theta[job]
-        off = 1.0
-        if self.noise:
-            off = np.random.default_rng((self.seed, 0x57E9, job, *key)).uniform(1 - self.noise, 1 + self.noise)
+        off = self._off(job, key)
         times = float(grad_s(theta, key[2])) * off, float(step_s(theta, *key)) * off
         profile = self.profiles.setdefault(job, {})
         profile[key] = times
@@ -319,7 +314,9 @@ class AdaptiveJobs:
         columns[3:] /= self.speed[job]
         if self.fixed[job]:
             gpus, seconds = (float(column[job]) for column in self.requested)
-            sizes = {(-(-int(gpus) // self.per_node), int(gpus)): seconds / self.speed[job]}
+            nodes, local = math.ceil(gpus / self.per_node), math.ceil(UNIT / gpus)
+            seconds *= self._off(job, (nodes, int(gpus), local))
+            sizes = {(nodes, int(gpus)): seconds / self.speed[job]}
             sizes |= {(int(n), int(k)): s for n, k, _, _, s in columns.T.tolist()}
             self.known.theta[job] = fit_sizes(sizes)
         else:
@@ -327,6 +324,12 @@ class AdaptiveJobs:
         self.estimates[job, :THETA] = self.known.theta[job]
         self.estimates[job, Estimate.PROFILED_GPUS] = max(gpus for _, gpus, _ in self.profiles[job])
         self._see_noise(job)
+
+    def _off(self, job: int, key: Key) -> float:
+        """The factor by which what the job measures in a configuration is off."""
+        if not self.noise:
+            return 1.0
+        return float(np.random.default_rng((self.seed, 0x57E9, job, *key)).uniform(1 - self.noise, 1 + self.noise))
 
     def pass_level(self, job: int) -> None:
         """Enter the next level of gradient noise."""

@@ -121,6 +121,18 @@ def test_a_job_without_measurements_scales_as_the_prior_in_physics() -> None:
         assert sized.rate(0) == pytest.approx(1 / float(fixed_s(prior(), -(-gpus // 4), gpus)), rel=1e-6)
 
 
+def test_a_noisy_profile_is_off_at_the_requested_size_too() -> None:
+    """Before the job has run there, what it knows of that size is not its true time."""
+    noisy = AdaptiveJobs(*_sized(elastic(scaling=())), per_node=4, noise=0.5)
+    noisy.start(0, 4, 16, 0.0)
+    noisy.measure(0)
+    guess = float(fixed_s(noisy.estimates[0, :7], 1, 4))
+    assert guess != pytest.approx(0.4, rel=0.02)
+    noisy.start(0, 1, 4, 0.0)
+    noisy.measure(0)
+    assert float(fixed_s(noisy.estimates[0, :7], 1, 4)) == pytest.approx(guess), "as it measures it later"
+
+
 def _sized(jobs: JobBatch) -> tuple[JobBatch, Training]:
     from plait.goodput.fixed_batch import with_fixed_batches
 

@@ -180,6 +180,18 @@ def test_kinds_are_equal_in_every_store():
     assert 0 not in rows[0]
 
 
+def test_backfill_takes_a_running_job_of_unknown_duration_to_end_last():
+    controller = Controller(make_policy("fifo-backfill:knows=exact"), Cluster.parse("1x8"))
+    for at_s, specs in (
+        (0.0, [JobSpec(id="unknown", gpus=4), JobSpec(id="known", gpus=3, iterations=100, iteration_s=1.0)]),
+        (1.0, [JobSpec(id="head", gpus=4, iterations=10, iteration_s=1.0),
+               JobSpec(id="long", gpus=1, iterations=1000, iteration_s=1.0)]),
+    ):  # fmt: skip
+        controller.handle(JobSubmitted(at_s, 2 * int(at_s), JobBatch.of(specs)))
+        controller.handle(ReplanDue(at_s))
+    assert sorted(controller.plan.groups.jobs.tolist()) == [0, 1], "the first in line starts when the known job ends"
+
+
 def test_backfill_delays_the_first_in_line_by_no_estimate():
     def spec(i, work_s, gpus, submit_s):
         return JobSpec(id=f"j{i}", submit_s=submit_s, gpus=gpus, min_gpus=gpus, max_gpus=gpus, iterations=work_s,
