@@ -15,6 +15,7 @@ from local_agent import LocalAgent
 from plait.core.errors import InputError
 from plait.live.layout import Layout, make_private
 from plait.live.protocol.wire import Ask, Assignment, ConsoleAsk, GroupInfo, Mate, Run
+from plait.live.supervisor.up import _close_files
 from plait.live.system import procs
 from plait.live.system.accounts import Account, acting_as, admit
 
@@ -91,6 +92,20 @@ def test_a_folder_of_others_in_shared_memory_is_not_used(
     for ask in (lambda: layout.gates, lambda: layout.lease("n0"), layout.leases):
         with pytest.raises(InputError, match="is a link or of another account"):
             ask()
+
+
+def test_files_of_the_home_are_closed_and_folders_of_others_stay_open(tmp_path: Path) -> None:
+    """An operator may have put the installation that all accounts run next to it."""
+    before = os.umask(0o022)
+    try:
+        (tmp_path / "up.json").touch()
+        (tmp_path / "venv").mkdir()
+        _close_files(Layout(tmp_path))
+        (tmp_path / "later").touch()
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"up.json": 0o600, "later": 0o600, "venv": 0o755}
 
 
 @pytest.fixture

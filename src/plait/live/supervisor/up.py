@@ -101,10 +101,13 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
 
 
 def _close_files(layout: Layout) -> None:
-    """Close the present and later files of the home to other accounts, which may enter it for their jobs' folders."""
+    """Close the present and later files of the home to other accounts, which may enter it for their jobs' folders.
+
+    Folders of plait are closed since they were made; another, as of its own installation, stays as it is.
+    """
     os.umask(0o077)
     for path in layout.home.iterdir():
-        if path.name != "jobs" and not path.is_symlink():
+        if path.is_file() and not path.is_symlink():
             path.chmod(path.stat().st_mode & ~0o077)
 
 
