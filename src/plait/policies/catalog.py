@@ -590,6 +590,11 @@ def rows() -> dict[str, Row]:
     return found
 
 
+def row_of(name: str) -> Row | None:
+    """The row of a policy, None for an unknown one; other rows that packages add are not loaded for it."""
+    return CATALOG.get(name) or rows().get(name)
+
+
 @cache
 def _installed() -> tuple[EntryPoint, ...]:
     """Rows of installed packages, read once, because that opens a file of every package."""
@@ -605,9 +610,7 @@ def make_policy(text: str) -> Policy:
     (3250, 7200)
     """
     name, _, rest = text.partition(":")
-    known = CATALOG if name in CATALOG else rows()  # what packages add is loaded where it is asked for
-    if name in known:
-        row = known[name]
+    if (row := row_of(name)) is not None:
         options = _options(text, rest, {**COMMON, **row.options})
         try:
             quota = None if "quota" in row.options else options.pop("quota", None)
@@ -627,7 +630,7 @@ def make_policy(text: str) -> Policy:
     if rest and "=" not in rest.split(":")[0]:
         attribute, _, rest = rest.partition(":")
         return _named(_user_policy(name, attribute, rest), text)
-    raise InputError(f"unknown policy {name!r}; {suggest(name, known, 'name your own as module:Class')}")
+    raise InputError(f"unknown policy {name!r}; {suggest(name, rows(), 'name your own as module:Class')}")
 
 
 #: Knowledge of durations, as the catalog words it.
@@ -647,7 +650,7 @@ def knowledge(policy: str) -> str:
     ['nothing', 'nothing', 'exact']
     """
     name, _, rest = policy.partition(":")
-    row = rows().get(name)
+    row = row_of(name)
     if row is None:
         return ""
     options = dict(part.partition("=")[::2] for part in rest.split(","))
@@ -672,7 +675,7 @@ def knowledge(policy: str) -> str:
 
 def beyond_durations(policy: str) -> tuple[str, ...]:
     """What else a policy knows of jobs, as the catalog words it."""
-    row = rows().get(policy.partition(":")[0])
+    row = row_of(policy.partition(":")[0])
     return () if row is None else tuple(part for part in row.knows.split(", ") if part not in (*_DURATIONS, _PREDICTED))
 
 

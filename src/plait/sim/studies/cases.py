@@ -24,7 +24,7 @@ from plait.core.errors import InputError, PlaitError, SimulationError
 from plait.core.jobs import JobBatch
 from plait.core.plan import NodeReservation
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
-from plait.policies.catalog import make_policy, placement, rows
+from plait.policies.catalog import make_policy, placement, row_of, rows
 from plait.sim.failures import ElasticNodes, NodeChange
 from plait.sim.run import Step, simulate
 from plait.sim.world import World
@@ -78,7 +78,7 @@ def policy_text(policy: str, place: str | None, seed: int = 0) -> str:
         return policy
     placement(place)  # an unknown name is an error for every policy
     name, colon, _ = policy.partition(":")
-    row = rows().get(name)
+    row = row_of(name)
     if row is None or "placement" not in row.options:
         return policy
     text = f"{policy}{',' if colon else ':'}placement={place}"

@@ -30,7 +30,7 @@ from plait.core.arrays import FloatArray
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError, suggest
 from plait.core.jobs import JobBatch, Phase
-from plait.policies.catalog import PLACEMENT_OPTIONS, Row, make_policy, rows
+from plait.policies.catalog import PLACEMENT_OPTIONS, Row, make_policy, row_of, rows
 from plait.policies.options import Range
 from plait.sim.run import simulate
 from plait.sim.world import make_world
@@ -303,7 +303,7 @@ def average_jct_s(jobs: JobBatch, cluster: Cluster, policy: str, seed: int = 0) 
     `policy` is the text of a policy; `seed` is for what it draws.
     """
     name, _, rest = policy.partition(":")
-    row = rows().get(name)
+    row = row_of(name)
     if row is not None and "placement" in row.options:
         parts = [p for p in rest.split(",") if p and p.partition("=")[0] not in PLACEMENT_OPTIONS]
         policy = f"{name}:" + ",".join([*parts, "placement=counting"])
