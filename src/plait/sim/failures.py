@@ -112,8 +112,10 @@ class NodeSupply:
         if event.at_s >= self.next_s:
             self.next_s = event.at_s + max(self.nodes.every_s, SOON_S)
             self._look(event.at_s)
-        if len(self.controller.active) or self.leaving:
+        active = len(self.controller.active) > 0
+        if active or self.leaving:
             self.backend.look_at(self.next_s)
+        self.leaving |= active  # until a look after its end
 
     def _look(self, now_s: float) -> None:
         """Request and give back nodes."""
