@@ -48,7 +48,7 @@ def read_part(folder: Path, offset: int, limit: int) -> Part:
             if isinstance(start, int) and 0 <= start < 1 << 60:
                 pieces[start] = (file, status.st_size)
         if not pieces:
-            raise FileNotFoundError(f"no log in {folder}")
+            raise FileNotFoundError(f"no log in {folder}; plait explain has the reason")
         last = max(pieces)
         size = last + pieces[last][1]
         at = min(max(offset if offset >= 0 else size + offset, 0), size)
