@@ -13,6 +13,8 @@ from plait.control.messages import JobFinished, JobSubmitted, ReplanDue
 from plait.control.snapshot import of_active, snapshot
 from plait.core.cluster import Cluster
 from plait.core.jobs import Checkpoints, JobBatch, JobSpec, Phase
+from plait.core.resources import StageProfile
+from plait.grouping.interference import PairReports
 from plait.live.scheduler.explain.next_starts import Release, next_starts, started
 from plait.policies.catalog import make_policy
 
@@ -87,3 +89,17 @@ def test_starts_are_moved_to_where_decisions_allow_them() -> None:
     found = started(starts_s, ends_s, [Release(), Release(2), None, Release(9)])
     assert found.tolist() == [[0.0, 6.0, 7.0, math.inf], [0.0, 9.0, 7.0, math.inf]]
     assert started(starts_s[:, :1], ends_s[:, :0], [Release(1, 2.0)]).tolist() == [[5.0], [2.0]]
+
+
+def test_a_forecast_learns_nothing_of_jobs_that_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its jobs go on as they are expected to, which is no measurement of their speed together."""
+    cpu, gpu = StageProfile.of(cpu=0.9, gpu=0.1), StageProfile.of(gpu=0.9, cpu=0.1)
+    controller = Controller(make_policy("plait:guests=0"), Cluster.parse("1x1"))
+    jobs = [JobSpec(id=f"j{i}", gpus=1, iterations=9e3, iteration_s=1.0, profile=(cpu, gpu)[i % 2]) for i in range(4)]
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of(jobs)))
+    controller.handle(ReplanDue(0.0))
+    assert any(len(group.members) > 1 for group in controller.plan.groups)
+    learnt: list[object] = []
+    monkeypatch.setattr(PairReports, "note", lambda *report: learnt.append(report))
+    next_starts(controller, {i: 50.0 + i for i in range(4)})
+    assert not learnt

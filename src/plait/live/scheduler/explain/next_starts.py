@@ -140,7 +140,7 @@ class _Play:
             ProgressReported(
                 at_s, running, columns["iterations_done"][running] + more,
                 columns["attained_gpu_s"][running] + passed_s * self._gpus(running),
-                columns["run_s"][running] + passed_s, each_s,
+                columns["run_s"][running] + passed_s, np.full(len(running), math.nan),  # nobody measured a pace
             )
         )  # fmt: skip
         self.left_s[running] -= passed_s
