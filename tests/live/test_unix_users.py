@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import plait
+from plait.live.agent.processes.launch import mark_of
 from plait.live.client.client import Client
 from plait.live.layout import Layout
 
@@ -269,6 +270,34 @@ def test_a_claim_of_another_account_is_none(lab):
     forger = lab.submit(USERS[1], f"echo '{claim}' > $PLAIT_RUN_DIR/runner.json; kill -9 $PPID; sleep 300")
     assert lab.ends(forger).state == "failed"
     assert lab.client.job(victim).state == "running"
+
+
+def test_a_claim_with_the_mark_of_another_account_is_none(lab):
+    """A job that claims to share the process of another's does not have that killed when its own runner ends."""
+    victim = lab.submit(USERS[0], "echo of ada; exec sleep 300")
+    lab.comes(lab.rank(victim) / "out.log")
+    mark = mark_of(lab.layout, int(victim[2:]), 1, 0)
+    forged = f"{{**json.load(open(path)), 'merged': True, 'mark': '{mark}'}}"
+    (lab.folder / "forge.py").write_text(
+        f"import json, os; path = os.environ['PLAIT_RUN_DIR'] + '/runner.json'; text = json.dumps({forged}); "
+        "os.unlink(path); open(path, 'w').write(text)"
+    )
+    go = lab.home_of(USERS[1]) / "go"
+    forger = lab.submit(
+        USERS[1], f"{lab._python} {lab.folder}/forge.py; echo on; until test -e {go}; do sleep 0.1; done; kill -9 $PPID"
+    )
+    lab.comes(lab.rank(forger) / "out.log")
+    agent = json.loads((lab.layout.home / "nodes" / "n0" / "agent.json").read_text())["pid"]
+    os.kill(agent, signal.SIGKILL)  # the next one finds its runners by their claims
+    until = time.monotonic() + 60
+    while json.loads((lab.layout.home / "nodes" / "n0" / "agent.json").read_text())["pid"] == agent:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    time.sleep(1.0)
+    go.touch()
+    assert lab.ends(forger).state == "failed"
+    time.sleep(1.0)
+    assert (lab.client.job(victim).state, len(lab.client.job(victim).attempts)) == ("running", 1)
 
 
 def test_consoles_are_their_owner_too(lab):

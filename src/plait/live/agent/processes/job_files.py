@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from plait.live.layout import job_number
 from plait.live.protocol.validation import sane_code, sane_text
 from plait.live.system import procs
 from plait.live.system.accounts import in_name_of, job_folder, owner_of, process_owner
@@ -42,6 +43,10 @@ def read_claim(folder: Path) -> Claim | None:
         return None  # the job would have it stopped in its place
     mark = data.get("mark")
     shared = mark if data.get("merged") and isinstance(mark, str) else ""
+    if owner is not None and shared:  # all that bears this mark is killed when the runner ends
+        job = (shared.split(":") + [""])[1]
+        if job_number(job) is None or owner_of(folder.parents[3] / job) != owner:
+            return None
     return Claim(Process(pid, start_time, boot[:100]), max(_whole(data.get("child"), _MOST_PID), 0), shared[:200])
 
 
