@@ -234,6 +234,7 @@ RESERVED = "reserved for project"
 class NodeReservation:
     """These `nodes` are for jobs of `project` alone from `from_s` until `until_s`, seconds; `by`: who reserved them.
 
+    `key`: under which the same user may request it again.
     Raises `InputError` for one without nodes, project or time.
     """
 
@@ -243,6 +244,7 @@ class NodeReservation:
     from_s: float
     until_s: float
     by: str = field(default="", metadata=form(omit=True))
+    key: str = field(default="", metadata=form(omit=True))
 
     def __post_init__(self) -> None:
         if not (self.nodes and self.project):

@@ -93,17 +93,7 @@ def test_a_dead_leader_is_looked_for_in_the_home_folder(tmp_path: Path, others: 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append(request.url.host)
         if request.url.host == "b":
-            return httpx.Response(
-                201,
-                json={
-                    "name": "p",
-                    "quota_gpus": None,
-                    "weight": 1.0,
-                    "default_time_s": None,
-                    "most_time_s": None,
-                    "most_idle_s": None,
-                },
-            )
+            return httpx.Response(201, json=answered(request.method, request.url.path, {"name": "p"}))
         (tmp_path / "service.json").write_text(json.dumps({"url": B, "pid": 2}))  # the other one leads by now
         raise httpx.ConnectError("refused", request=request)
 
@@ -139,7 +129,7 @@ def test_a_question_to_a_leader_that_sleeps_is_asked_where_the_next_one_is(home:
         (home / "service.json").write_text(json.dumps({"url": B, "pid": 2}))
         raise httpx.ReadTimeout("asleep", request=request)
 
-    for ask in ("status", "submit", "token"):
+    for ask in ("status", "submit", "reserve", "token"):
         (home / "service.json").write_text(json.dumps({"url": A, "pid": 1}))
         with Client.at(str(home)) as client:
             client._http = httpx.Client(base_url=A, transport=httpx.MockTransport(answer))
@@ -147,13 +137,15 @@ def test_a_question_to_a_leader_that_sleeps_is_asked_where_the_next_one_is(home:
                 assert client.status().term == 2
             elif ask == "submit":
                 assert client.submit([{"command": ["x"]}])[0].number == 2
+            elif ask == "reserve":
+                assert client.reserve(["n0"], "p", for_s=1.0).id == ""
             else:
                 with pytest.raises(NotRunning, match="does not answer"):
                     client.create_token("ann", "user")
-    assert asked == ["GET a", "GET b", "POST a", "POST b", "POST a"]
-    assert keys[2] == keys[3]
-    assert keys[2] is not None
-    assert keys[4] is None
+    assert asked == ["GET a", "GET b", "POST a", "POST b", "POST a", "POST b", "POST a"]
+    assert (keys[2], keys[4]) == (keys[3], keys[5])
+    assert None not in keys[2:6]
+    assert keys[6] is None
 
 
 def test_a_leader_that_does_not_answer_is_left_after_seconds_one_that_works_is_waited_for(

@@ -13,17 +13,15 @@ import pytest
 from live_cases import Cluster
 
 from plait.core.errors import InputError
-from plait.live.api.cluster import ReservationRow
 from plait.live.scheduler.errors import Conflict
-from plait.live.scheduler.explain.queue_copy import QueueCopy
 from plait.live.scheduler.records.event_words import in_words
 
 Make = Callable[..., Cluster]
 OTHERS, OWN = {"project": "speech"}, {"project": "vision"}
 
 
-def reserve(c: Cluster, *nodes: str, in_s: float = 0.0, for_s: float = 100.0) -> ReservationRow:
-    return c.engine.reserve(nodes, "vision", c.now + in_s, c.now + in_s + for_s, "ann", c.now)
+def reserve(c: Cluster, *nodes: str, in_s: float = 0.0, for_s: float = 100.0, by: str = "ann", key: str = "") -> Any:
+    return c.engine.reserve(nodes, "vision", c.now + in_s, c.now + in_s + for_s, by, c.now, key)
 
 
 def states(c: Cluster) -> list[str]:
@@ -104,13 +102,16 @@ def test_a_project_with_reserved_nodes_is_not_removed(c: Cluster) -> None:
     assert "vision" not in c.engine.state.projects
 
 
-def test_forecasts_know_reservations(c: Cluster) -> None:
-    reserve(c, "n0", "n1", for_s=5000.0)
-    c.submit({**OTHERS, "iterations": 10, "iteration_s": 1.0})
-    c.pass_s(2.2)
-    release = QueueCopy.of(c.engine.context, c.now).releases({})[0]
-    assert 4900.0 < release.due_s <= 5000.0
-    assert "reserved for project vision" in release.reason
+def test_a_reservation_requested_again_is_the_same(c: Cluster) -> None:
+    assert reserve(c, "n0", in_s=5.0, key="k").id == "r-1"
+    c.pass_s(1.0)
+    c.restart()
+    assert reserve(c, "n0", in_s=5.0, key="k").id == "r-1"
+    with pytest.raises(Conflict, match="used for another reservation"):
+        reserve(c, "n0", in_s=5.0, for_s=50.0, key="k")
+    for key, by in (("", "ann"), ("m", "ann"), ("k", "ben")):
+        with pytest.raises(Conflict, match="cannot be reserved twice: r-1"):
+            reserve(c, "n0", in_s=5.0, key=key, by=by)
 
 
 def test_impossible_reservations_are_refused_with_what_there_is(c: Cluster) -> None:

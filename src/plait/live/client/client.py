@@ -331,13 +331,15 @@ class Client(Caller):
         """Reservations of nodes that have not ended, the first to begin first."""
         return self._get(list[ReservationRow], "/v1/reservations")
 
-    def reserve(self, nodes: Sequence[str], project: str, *, for_s: float, in_s: float = 0.0) -> ReservationRow:
+    def reserve(
+        self, nodes: Sequence[str], project: str, *, for_s: float, in_s: float = 0.0, key: str | None = None
+    ) -> ReservationRow:
         """Keep nodes for jobs of `project` alone for `for_s` seconds, in `in_s` seconds from now.
 
         Raises `Refused` for unknown nodes and projects, and where one of the nodes is reserved at that time.
         """
         body: Json = {"nodes": list(nodes), "project": project, "for_s": for_s, "in_s": in_s}
-        return self._request(ReservationRow, "POST", "/v1/reservations", body=body)
+        return self._change(ReservationRow, "POST", "/v1/reservations", body, key)
 
     def cancel_reservation(self, reservation: str) -> ReservationGone:
         """Let jobs of all projects use reserved nodes again."""

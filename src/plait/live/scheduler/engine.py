@@ -576,15 +576,16 @@ class Engine:
         return waiting.reservations(self.context, now_s)
 
     def reserve(
-        self, nodes: Sequence[str], project: str, from_s: float, until_s: float, by: str, now_s: float
-    ) -> ReservationRow:
-        """Keep nodes for jobs of a project alone, from a time until another.
+        self, nodes: Sequence[str], project: str, from_s: float, until_s: float, by: str, now_s: float,
+        key: str = "",
+    ) -> ReservationRow:  # fmt: skip
+        """Keep nodes for jobs of a project alone, from a time until another; again under the `key` of a user: the same.
 
         Raises `Conflict` where one of them is reserved then, `LookupError` for an unknown node, `InputError` for an
         unknown project or no time.
         """
         self.clock(now_s)
-        made = operations.reserve(self.context, nodes, project, from_s, until_s, by)
+        made = operations.reserve(self.context, nodes, project, from_s, until_s, by, key)
         self._run()
         return waiting.reservation(self.context, made, now_s)
 

@@ -137,7 +137,7 @@ def resume(ctx: Context, node: str) -> None:
 
 
 def reserve(
-    ctx: Context, nodes: Sequence[str], project: str, from_s: float, until_s: float, by: str
+    ctx: Context, nodes: Sequence[str], project: str, from_s: float, until_s: float, by: str, key: str = ""
 ) -> NodeReservation:
     """Record a reservation; see `Engine.reserve`."""
     state = ctx.state
@@ -149,7 +149,12 @@ def reserve(
     check_project(ctx, project)
     before = () if state.controller is None else state.controller.reserved
     last = max((int(one.id.removeprefix("r-")) for one in before), default=0)
-    made = NodeReservation(f"r-{last + 1}", tuple(dict.fromkeys(nodes)), project, from_s, until_s, by)
+    made = NodeReservation(f"r-{last + 1}", tuple(dict.fromkeys(nodes)), project, from_s, until_s, by, key)
+    for other in (one for one in _reservations(ctx) if key and (one.by, one.key) == (by, key)):
+        same = (other.nodes, other.project) == (made.nodes, project)
+        if not same or abs((until_s - from_s) - (other.until_s - other.from_s)) > 1e-3:
+            raise Conflict("this Idempotency-Key was used for another reservation; give each its own")
+        return other
     for other in _reservations(ctx):
         both = set(made.nodes).intersection(other.nodes)
         if both and made.from_s < other.until_s and other.from_s < made.until_s:

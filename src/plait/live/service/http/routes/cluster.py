@@ -231,19 +231,20 @@ async def reservations(call: Call) -> list[ReservationRow]:
 
 @ROUTES.post(
     "/v1/reservations", ReservationRow, body=ReservationIn, roles=_ADMIN,
-    conflict="One of the nodes is reserved at that time.",
+    conflict="One of the nodes is reserved at that time.", key=True,
 )  # fmt: skip
 async def reserve(call: Call, given: ReservationIn) -> ReservationRow:
     """Reserve nodes for a project.
 
     Until the beginning, jobs of other projects start there only if they have surely left by then. At the beginning the
-    ones that resume from a checkpoint are stopped, and others stay until they end.
+    ones that resume from a checkpoint are stopped, and others stay until they end. With an `Idempotency-Key` it may be
+    sent again until its end.
     """
+    key = call.key or ""
 
     def work(engine: Engine, now_s: float) -> ReservationRow:
-        return engine.reserve(
-            given.nodes, given.project, now_s + given.in_s, now_s + given.in_s + given.for_s, call.token.user, now_s
-        )
+        from_s = now_s + given.in_s
+        return engine.reserve(given.nodes, given.project, from_s, from_s + given.for_s, call.token.user, now_s, key)
 
     row: ReservationRow = await call.api.worker.call(work)
     return row
