@@ -14,6 +14,9 @@ from live_cases import Cluster
 
 from plait.core.errors import InputError
 from plait.live.scheduler.errors import Conflict
+from plait.live.scheduler.explain.durations import History
+from plait.live.scheduler.explain.outlook import foresee
+from plait.live.scheduler.explain.queue_copy import QueueCopy
 from plait.live.scheduler.records.event_words import in_words
 
 Make = Callable[..., Cluster]
@@ -100,6 +103,36 @@ def test_a_project_with_reserved_nodes_is_not_removed(c: Cluster) -> None:
     c.engine.cancel_reservation("r-1", "ben", c.now)
     c.engine.drop_project("vision", c.now)
     assert "vision" not in c.engine.state.projects
+
+
+@pytest.mark.parametrize("count", [1, 30, 60, 250])
+def test_a_forecast_goes_past_many_reservations_or_has_no_latest_start(c: Cluster, count: int) -> None:
+    for i in range(count):
+        reserve(c, "n0", "n1", in_s=100_000.0 + 1000.0 * i, for_s=900.0)
+    c.submit({**OTHERS, "iterations": 10, "iteration_s": 1.0})
+    copy = QueueCopy.of(c.engine.context, c.now)
+    found = foresee(copy.arrays(), History(), c.now, releases=copy.releases).of(0, copy.by, [])
+    assert found is not None
+    assert found.start is not None
+    last_s = 100_000.0 + 1000.0 * (count - 1) + 900.0
+    if count < 250:
+        assert found.start.middle_s == pytest.approx(last_s, abs=60.0)
+        assert (found.start.half_s[1] is None, found.assumptions) == (False, [])
+    else:
+        assert 100_000.0 < (found.start.half_s[0] or 0.0) < last_s
+        assert found.start.wide_s[1] is found.end.half_s[1] is found.start.half_s[1] is None
+        assert "reserved nodes keep it waiting until then, and it may start much later" in found.assumptions[0]
+
+
+def test_a_job_waits_for_a_reservation_that_begins_after_an_end(c: Cluster) -> None:
+    c.submit(OWN)
+    c.pass_s(3.3)
+    reserve(c, "n0", "n1", in_s=1000.0, for_s=500.0)
+    c.submit({**OTHERS, "iterations": 10, "iteration_s": 1.0})
+    release = QueueCopy.of(c.engine.context, c.now).releases({0: 20.0})[1]
+    assert (release.ends, release.open) == (1, False)
+    assert release.due_s == pytest.approx(1500.0, abs=5.0)
+    assert "reserved for project vision" in release.reason
 
 
 def test_a_reservation_requested_again_is_the_same(c: Cluster) -> None:

@@ -1,14 +1,15 @@
 """Which ends jobs wait for: the policy decides after each of the next ends, in the order in which these are expected.
 
 So a forecast starts a job neither before placement, quotas and reservations allow it, nor later than the policy does
-now. Beyond the ends that are looked at, only that a job has not started by then is known.
+now. Beyond the ends that are looked at, only that a job has not started by then is known; a job that reserved nodes
+keep waiting until then has no latest start (`Release.open`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,27 +26,41 @@ from plait.control.messages import (
 from plait.control.snapshot import of_active
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.jobs import JobBatch, JobSpec, Phase
+from plait.core.plan import RESERVED
+from plait.core.words import duration
 
 #: Maximum jobs in all decisions, for a queue and for a hypothetical job: a long queue gets few decisions.
 DECIDED, DECIDED_NEW = 10_000, 3_000
 #: Maximum ends, and decisions in all: a policy may want to decide again without any job ending.
 MOST_ENDS, MOST_DECISIONS = 24, 72
+#: Maximum further decisions, for the begins and ends of reservations, of which a single node may have hundreds.
+MOST_RESERVED = 300
 #: The number of a job that is not there.
 NEW = -1
 
 
 @dataclass(frozen=True)
 class Release:
-    """When a job may start: after so many ends, not before `due_s` from now; and why it does not start now."""
+    """When a job may start: after so many ends, not before `due_s` from now; and why it does not start now.
+
+    `open`: decisions are simulated until `due_s` only, and reserved nodes keep the job waiting there.
+    """
 
     ends: int = 0
     due_s: float = 0.0
     reason: str = ""
+    open: bool = False
 
     @property
     def now(self) -> bool:
         """Whether the policy starts it now."""
         return self.ends == 0 and self.due_s <= CLOCK_S
+
+    @property
+    def limits(self) -> list[str]:
+        """What a forecast does not know because its decisions are too many, as a sentence if there is any."""
+        until = f"decisions are simulated for the next {duration(self.due_s)} only"
+        return [f"{until}: reserved nodes keep it waiting until then, and it may start much later"] * self.open
 
 
 def started(starts_s: FloatArray, ends_s: FloatArray, releases: Sequence[Release | None]) -> FloatArray:
@@ -76,7 +91,8 @@ def next_starts(controller: Controller, left_s: Mapping[int, float], new: JobSpe
     """
     play = _Play(controller, left_s, new)
     decided = (DECIDED if new is None else DECIDED_NEW) // max(len(play.small.active), 1)
-    return play.until(min(MOST_DECISIONS, decided), None if new is None else NEW)
+    most = MOST_DECISIONS + min(len(play.turns_s), MOST_RESERVED)
+    return play.until(min(most, decided), None if new is None else NEW)
 
 
 class _Play:
@@ -94,6 +110,8 @@ class _Play:
         phase = self.small.job_store.columns["phase"][: len(self.numbers)]
         self.since_s = np.where(phase == int(Phase.RUNNING), self.now_s, math.nan)
         self.wake_s = self.small.plan.valid_until_s
+        #: Begins and ends of reservations.
+        self.turns_s = {at_s for one in self.small.reserved for at_s in (one.from_s, one.until_s) if at_s > self.now_s}
         self.releases: dict[int, Release] = {}
         self.reasons: dict[int, str] = {}
         self.ends = self.decisions = 0
@@ -116,9 +134,14 @@ class _Play:
                     break
         except Exception:
             pass  # a policy that fails here fails in its decisions too, and the status shows it
-        known = {**{job: Release(self.ends + 1) for job in waiting}, **self.releases}
+        late = {self.numbers[job] for job, reason in self.small.plan.reasons.items() if RESERVED in reason}
+        passed_s = self.now_s - self.began_s
+        known = {
+            **{job: Release(self.ends + 1, passed_s * (job in late), open=job in late) for job in waiting},
+            **self.releases,
+        }
         return {
-            job: Release(one.ends, one.due_s, "" if one.now else self.reasons.get(job, ""))
+            job: replace(one, reason="" if one.now else self.reasons.get(job, ""))
             for job, one in known.items()
             if only in (None, job)
         }
@@ -174,5 +197,5 @@ class _Play:
     def _launch(self, job: int) -> None:
         if math.isnan(self.since_s[job]):
             self.since_s[job] = self.now_s
-            due_s = 0.0 if self.ends else self.now_s - self.began_s
+            due_s = 0.0 if self.ends and self.now_s not in self.turns_s else self.now_s - self.began_s
             self.releases.setdefault(self.numbers[job], Release(self.ends, due_s))

@@ -54,6 +54,13 @@ class Times:
         return replace(self, half=later(self.half, start.half), wide=later(self.wide, start.wide))
 
     @property
+    def or_later(self) -> Times:
+        """The same without a latest time."""
+        low, middle, _ = self.said
+        later = (self.half[0], math.inf), (self.wide[0], math.inf)
+        return replace(self, half=later[0], wide=later[1], said=(low, middle, math.inf))
+
+    @property
     def shown(self) -> ShownTimes:
         """The same, None for never."""
         return ShownTimes(_plain(self.middle_s), [*map(_plain, self.half)], [*map(_plain, self.wide)])
@@ -94,7 +101,10 @@ class Calibrations:
 
 @dataclass(frozen=True)
 class Outlook:
-    """All jobs of a queue: draws of starts and ends, shape (draws, jobs), seconds after `now_s`."""
+    """All jobs of a queue: draws of starts and ends, shape (draws, jobs), seconds after `now_s`.
+
+    `releases`: by which decision waiting jobs may start, by number.
+    """
 
     queue: QueueArrays
     left_s: FloatArray
@@ -103,6 +113,7 @@ class Outlook:
     ends_s: FloatArray
     now_s: float
     row: Mapping[int, int]
+    releases: Mapping[int, Release]
 
     def of(self, number: int, by: Calibrations, assumed: list[str]) -> JobOutlook | None:
         """One job: start (None if it runs) and end as intervals, and where its duration is from; None if unknown."""
@@ -111,13 +122,15 @@ class Outlook:
             return None
         runs = self.queue.place[at] >= 0
         start = None if runs else Times.of(self.starts_s[:, at], by.start)
-        end = Times.of(self.ends_s[:, at], by.end)
+        end, release = Times.of(self.ends_s[:, at], by.end), self.releases.get(number, Release())
+        if start is not None and release.open:
+            start, end = start.or_later, end.or_later
         return JobOutlook(
             start=None if start is None else start.shown,
             end=(end if start is None else end.after(start)).shown,
             duration=self.sources[at],
             said=Uncalibrated(None if start is None else [*map(_plain, start.said)], [*map(_plain, end.said)]),
-            assumptions=assumed,
+            assumptions=[*assumed, *release.limits],
         )
 
 
@@ -147,9 +160,10 @@ def foresee(
     `releases` returns by which decision of the policy jobs may start, from the seconds that each job still runs.
     """
     left_s, sources = draw(queue.unknown, history, draws, seed)
-    starts_s, ends_s = allowed(queue, left_s, releases(middles(queue, left_s)))
+    decided = releases(middles(queue, left_s))
+    starts_s, ends_s = allowed(queue, left_s, decided)
     row = {number: i for i, number in enumerate(queue.numbers.tolist())}
-    return Outlook(queue, left_s, sources, starts_s, ends_s, now_s, row)
+    return Outlook(queue, left_s, sources, starts_s, ends_s, now_s, row, decided)
 
 
 def allowed(queue: QueueArrays, left_s: FloatArray, releases: Mapping[int, Release]) -> tuple[FloatArray, FloatArray]:

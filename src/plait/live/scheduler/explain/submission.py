@@ -87,7 +87,8 @@ def what_if(
         blocked_by=_blocked(
             copy, queue, now, int(before[0]), int(gpus[0]), int(mask[0]), requested.start.middle_s == 0, releases[0]
         ),
-        variants=_best(requested, found[1:]), assumptions=assumptions(queue, copy.policy, copy.by),
+        variants=_best(requested, found[1:]),
+        assumptions=[*assumptions(queue, copy.policy, copy.by), *(releases[0] or Release()).limits],
         decision=copy.decision,
     )  # fmt: skip
 
