@@ -148,7 +148,8 @@ class Controller:
         self.network: NetworkFigures | None = None
         #: Nodes that count as down because they are silent.
         self.silent: frozenset[str] = frozenset()
-        #: Nodes that are for a project alone, now or later.
+        #: Nodes that are for a project alone, now or later; those that are over (not in `reserved_ahead`) keep their
+        #: ids until the next one.
         self.reserved: tuple[NodeReservation, ...] = ()
         self.now_s = -math.inf
         self.events = 0
@@ -202,6 +203,11 @@ class Controller:
             at_s, self.cluster, table, self.running, self.rule, reservations=self.reservations, usage=self.usage,
             grants=self.grants, network=self.network, silent=self.silent,
         )  # fmt: skip
+
+    @property
+    def reserved_ahead(self) -> tuple[NodeReservation, ...]:
+        """Reservations of nodes that are not over."""
+        return tuple(one for one in self.reserved if one.until_s > self.now_s + CLOCK_S)
 
     @property
     def reservations(self) -> tuple[Reservation, ...]:
@@ -599,7 +605,7 @@ class Controller:
 
         Nodes that are reserved limit it.
         """
-        return planned(view, self.reserved, self._with_holds) if self.reserved else self._with_holds(view)
+        return planned(view, left, self._with_holds) if (left := self.reserved_ahead) else self._with_holds(view)
 
     def _with_holds(self, view: View) -> Plan:
         plan = hold_back(view, keep_running(view, self.policy.decide(view)), has_preemption(self.policy))

@@ -79,7 +79,7 @@ def outside(controller: Controller, backend: Simulator, records: Sequence[object
         "kernels are not compiled": not COMPILED,
         "preemption has a rule of its own": type(controller.rule) is not PreemptionRule,
         "a record takes single messages": not all(isinstance(record, TakesBlocks) for record in records),
-        "nodes are reserved": bool(controller.reserved),
+        "nodes are reserved": bool(controller.reserved_ahead),
         "the cluster has a network": cluster.network is not None,
         "nodes are down or change": not cluster.all_up or backend.next_change is not None,
         "processes fail": math.isfinite(settings.job_mtbf_s),

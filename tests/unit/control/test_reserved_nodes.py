@@ -110,6 +110,16 @@ def test_the_reason_names_few_of_many_reservations() -> None:
     assert (c.waiting_reason(0) or "").count("n0 is reserved for project vision") == 3
 
 
+@pytest.mark.parametrize("name", ["pollux", "sia"])
+def test_gpus_of_nodes_reserved_for_others_are_not_free_in_a_reason(name: str) -> None:
+    c = Controller(make_policy(name), Cluster.parse("1x4,1x3"))
+    reserve(c, 0.0, 0.0, 1000.0, "n0")
+    submit(c, 1.0, job("v", "vision"), job("a", gpus=3))
+    assert (on(c, 0), on(c, 1)) == ({0}, {1})
+    submit(c, 2.0, job("b"))
+    assert "needs 1 GPU together; of 7 GPUs 0 are free" in (c.waiting_reason(2) or "")
+
+
 def test_gangs_span_reserved_and_other_nodes() -> None:
     c = Controller(make_policy("fifo"), Cluster.parse("3x2"))
     reserve(c, 0.0, 0.0, 1000.0, "n1")
@@ -122,11 +132,12 @@ def test_a_reservation_survives_a_snapshot_and_ends_with_its_cancellation() -> N
     reserve(c, 0.0, 0.0, 1000.0, "n0")
     again = restore(json.loads(json.dumps(snapshot(c))), make_policy("fifo"))
     copy, _ = of_active(again)
-    assert copy.reserved == again.reserved == c.reserved
+    assert copy.reserved == again.reserved == c.reserved == c.reserved_ahead
     submit(again, 1.0, plain("a"), plain("b"))
     assert on(again, 0) == set()
     assert len(on(again, 1)) == 1
     handle(again, ReservationCancelled(2.0, "r-0"), ReplanDue(2.0))
+    assert again.reserved_ahead == ()
     assert len(on(again, 0)) == 1
     assert [one.until_s for one in again.reserved] == [2.0]  # known still, so that its id is not given again
 

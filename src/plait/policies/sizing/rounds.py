@@ -26,6 +26,7 @@ from plait.core.goodput import Estimate
 from plait.core.jobs import Checkpoints, JobClass, JobTable
 from plait.core.plan import NO_GROUPS, Plan
 from plait.core.policy import JOB_CLASS, View
+from plait.core.words import counted
 from plait.goodput.batch import Speed
 from plait.goodput.fitness import FLOOR, HARMONIC, check, fitness
 from plait.goodput.models import throughput_model
@@ -426,9 +427,15 @@ def _reasons(view: View, allocations: list[PoolAllocation], until_s: float) -> M
         waits = np.flatnonzero(~matrix.any(axis=1))
         if not len(waits):
             continue
-        free = pool.total - int(matrix.sum())
-        said = f"of {pool.total} GPUs {free} are free; sizes are {method}, {then}"
-        least = pool.least[waits].tolist()
-        why = {gpus: f"needs {gpus} GPU{'s' if gpus > 1 else ''} together; {said}" for gpus in set(least)}
-        out.update(zip(view.jobs.number[pool.rows[waits]].tolist(), map(why.__getitem__, least), strict=True))
+        left = pool.capacity - matrix.sum(axis=0)
+        free = np.full(len(waits), left.sum())
+        if view.cluster.reserved:  # GPUs of nodes that a job is barred from are not free for it
+            free -= (pool.per_gpu[waits, 2:] @ (pool.spare[:, 2:] == 0).T > 0) @ left
+        counts = list(zip(pool.least[waits].tolist(), free.tolist(), strict=True))
+        why = {
+            (gpus, idle): f"needs {counted(gpus, 'GPU')} together; of {pool.total} GPUs {idle} are free; sizes are "
+            f"{method}, {then}"
+            for gpus, idle in set(counts)
+        }
+        out.update(zip(view.jobs.number[pool.rows[waits]].tolist(), map(why.__getitem__, counts), strict=True))
     return out
