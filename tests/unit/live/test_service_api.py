@@ -429,6 +429,18 @@ def test_users_stay_in_their_project(service: Service) -> None:
     assert "default_time_s is 2 h 0 min, longer than most_time_s, 1 h 0 min" in refused.text
 
 
+def test_a_project_is_not_removed_while_tokens_name_it(service: Service) -> None:
+    service.ask("POST", "/v1/projects", json={"name": "vision", "quota_gpus": 1})
+    given = {"user": "zoe", "role": "user", "project": "vision"}
+    token = service.ask("POST", "/v1/tokens", json=given).json()["id"]
+    service.ask("POST", "/v1/tokens", json={**given, "expires_in_s": 1e-6})
+    refused = service.ask("DELETE", "/v1/projects/vision")
+    why = f"1 token of project 'vision': {token} of zoe; revoke with: plait token revoke"
+    assert (refused.status_code, why in refused.text) == (409, True)
+    service.ask("DELETE", f"/v1/tokens/{token}")
+    assert service.ask("DELETE", "/v1/projects/vision").status_code == 200
+
+
 def test_a_job_from_submission_to_its_end(service: Service) -> None:
     assert service.sync()["attempts"] == []
     ids = service.ask("POST", "/v1/jobs", "ann", json={"jobs": [{"command": ["a"]}, {"command": ["b"]}]}).json()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Any, cast
 
 from msgspec import UNSET
 
 from plait.core.errors import InputError
+from plait.core.words import counted
 from plait.live.api.admin import (
     BackupMade,
     Me,
@@ -23,6 +25,7 @@ from plait.live.api.admin import (
 from plait.live.layout import make_private
 from plait.live.protocol.requests import needs_no_gpu
 from plait.live.scheduler.engine import Engine
+from plait.live.scheduler.errors import Conflict
 from plait.live.service.http.api import Call, Routes
 from plait.live.service.http.bodies import BackupIn, ProjectIn, TokenIn
 from plait.live.store import Token
@@ -104,10 +107,16 @@ async def set_project(call: Call, given: ProjectIn) -> ProjectSettings:
     return settings
 
 
-@ROUTES.route("DELETE", "/v1/projects/{name}", ProjectGone, roles=_ADMIN)
+@ROUTES.route(
+    "DELETE", "/v1/projects/{name}", ProjectGone, roles=_ADMIN, conflict="Tokens or reservations of nodes name it."
+)
 async def drop_project(call: Call) -> ProjectGone:
-    """Forget a project's quota and weight."""
-    name = call.path["name"]
+    """Forget a project's quota and weight. Refused while tokens name it: their users' jobs would have no limits."""
+    name, now = call.path["name"], call.api.tokens.now()
+    tokens = [one for one in call.api.tokens.all() if one.project == name and (one.expires_s or math.inf) > now]
+    if tokens and name != "default":  # which is there without settings, too
+        named = ", ".join(f"{one.id} of {one.user}" for one in tokens[:5])
+        raise Conflict(f"{counted(len(tokens), 'token')} of project {name!r}: {named}; revoke with: plait token revoke")
     await call.api.worker.call(lambda engine, now_s: engine.drop_project(name, now_s))
     return ProjectGone(name, True)
 
