@@ -188,3 +188,5 @@ def test_a_study_is_of_one_search_and_its_parameters(tmp_path: Path) -> None:
             searched(service, looks=1, trials=3, study=study)
     with pytest.raises(InputError, match="searches other parameters"):
         searched(service, study=study, param=["act=relu,gelu"])
+    with pytest.raises(InputError, match="looks for the lowest metric; leave out --maximize, or a new file"):
+        searched(service, study=study, maximize=True)

@@ -129,6 +129,9 @@ class JobSearch:
             )  # fmt: skip
         except ValueError as error:
             raise InputError(f"--study {asked.study} cannot be continued: {error}; give a new file") from None
+        if (self.study.direction is optuna.study.StudyDirection.MAXIMIZE) != asked.maximize:
+            other, change = ("lowest", "leave out") if asked.maximize else ("highest", "give")
+            raise InputError(f"--study {asked.study} looks for the {other} metric; {change} --maximize, or a new file")
         known = [one.distributions.items() for one in self.study.get_trials(deepcopy=False)]
         if not all(kinds <= self._distributions.items() for kinds in known):
             raise InputError(f"--study {asked.study} searches other parameters; give the same --param, or a new file")
