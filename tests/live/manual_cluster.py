@@ -56,12 +56,6 @@ class HandCluster:
         self.service = self._spawn(self.home / "service.log", *words)
         until(self.layout.service_file.exists, f"service.json; {self.home / 'service.log'}", WAIT_S, LOOK_S)
 
-    def end_service(self) -> None:
-        assert self.service is not None
-        self.service.send_signal(signal.SIGTERM)
-        assert self.service.wait(WAIT_S) == 0
-        self.service = None
-
     def start_agent(self, node: str, *options: str, gpus: int = 1) -> None:
         folder = make_private(self.layout.node(node))
         if not (folder / "enrol").exists():

@@ -26,7 +26,7 @@ from plait.live.layout import Layout
 ROOT = os.geteuid() == 0 and shutil.which("useradd") is not None
 pytestmark = [pytest.mark.engines, pytest.mark.skipif(not ROOT, reason="needs root and useradd")]
 
-USERS = ("plait-t-ada", "plait-t-bob")
+USERS = tuple(f"plait-t{os.getpid()}-{name}" for name in ("ada", "bob"))  # useradd allows 32 characters
 PLAIT = "import sys; sys.argv[0] = 'plait'; from plait.cli import main; main()"
 SOURCES = Path(plait.__file__).parents[1]
 

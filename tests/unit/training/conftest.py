@@ -1,4 +1,4 @@
-"""Players at a gate, and a group to put them in; everything is gone after the test."""
+"""Players at a gate, a group to put them in, and a page of a rank; everything is gone after the test."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 from gate_process import Player
 
 from plait.runtime.gates import GroupMember, make_group
+from plait.runtime.page import Page
 
 
 @pytest.fixture
@@ -31,3 +32,13 @@ def group(tmp_path):
         return make_group(tmp_path / "g", gate, jobs, version=version, **options)
 
     return make
+
+
+@pytest.fixture
+def sides(tmp_path):
+    """The agent's and the job's view of one page."""
+    agent = Page.create(tmp_path / "page.bin")
+    job = Page.open(tmp_path / "page.bin")
+    yield agent, job
+    agent.close()
+    job.close()

@@ -13,17 +13,6 @@ from plait.runtime.gates import NullGate, make_group, open_gate
 from plait.runtime.page import SIZE, JobState, Page, PageError, PageProfile
 from plait.sharing.directive import StepStats
 
-
-@pytest.fixture
-def sides(tmp_path):
-    """The agent's and the job's view of one page."""
-    agent = Page.create(tmp_path / "page.bin")
-    job = Page.open(tmp_path / "page.bin")
-    yield agent, job
-    agent.close()
-    job.close()
-
-
 #: A fit, statistics, GPUs, seconds of a restart.
 FIT = (0.1, 0.01, 0.5, 0.05, 0.2, 0.02, 1.5, 1.0, 4.0, 8.0, 30.0)
 

@@ -28,16 +28,6 @@ FULL = StepStats(
 )  # fmt: skip
 
 
-@pytest.fixture
-def sides(tmp_path):
-    """The agent's and the job's view of one page."""
-    agent = Page.create(tmp_path / "page.bin")
-    job = Page.open(tmp_path / "page.bin")
-    yield agent, job
-    agent.close()
-    job.close()
-
-
 def test_the_ring_ends_before_the_words_of_the_agent():
     assert RING_BYTES == STEPS * ENTRY_BYTES
     assert RING_AT + RING_BYTES <= 2048 < SIZE
