@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from agent_world import World
 
 #: Agents need Linux, their jobs are real trainings, and switches without compiled kernels take minutes to start.
 if not sys.platform.startswith("linux") or not all(find_spec(name) for name in ("starlette", "torch", "numba")):
@@ -31,3 +32,10 @@ def plait(tmp_path: Path) -> Iterator[object]:
     for module in (modules.SERVICE, modules.AGENT, modules.KEEPER):
         assert modules.of_home(shell.layout.home, module) == []
     assert not shell.layout.gates.exists()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path / "home")
+    yield world
+    world.close()

@@ -30,13 +30,6 @@ LAPSED = f"no contact with the service for its lease of {LEASE_S:g} s"
 PATIENT = "import time\nprint('ready')\nwhile True: time.sleep(0.01)\n"
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path / "home")
-    yield world
-    world.close()
-
-
 def job_that_waits(world: World, job: int) -> str:
     """Ends with exit code 0 when the file `go` appears."""
     go = world.layout.home / "go"

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,13 +45,6 @@ while not page.stop:
     time.sleep(0.01)
 sys.exit(75)
 """
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path / "home")
-    yield world
-    world.close()
 
 
 def run(world: World, job: int, *, guest: bool = False, need: int = 0, need_file: str = "", **more: Any) -> Run:

@@ -170,13 +170,16 @@ def parse_begin(text: str, now: datetime | None = None, option: str = "--begin")
             at = datetime.fromisoformat(text)
             now = now.astimezone(at.tzinfo) if at.tzinfo else now
         else:
-            return parse_seconds(text, option)
+            if (seconds := parse_seconds(text, option)) <= _LATEST_S:
+                return seconds
+            at = now - timedelta(seconds=1)
     except (ValueError, InputError):
         at = now - timedelta(seconds=1)
     seconds = at.timestamp() - now.timestamp()  # of two dates without a zone the difference would ignore summer time
-    if seconds <= 0:
+    if not 0 < seconds <= _LATEST_S:
         raise InputError(
-            f"{option} is {text[:80]!r}; write a time to come, e.g. 18:00, 'tomorrow 09:00', 2026-12-24T18:00 or 2h"
+            f"{option} is {text[:80]!r}; write a time to come, e.g. 18:00, 'tomorrow 09:00', 2026-12-24T18:00 or 2h, "
+            "within 30 years"
         )
     return seconds
 
@@ -354,6 +357,8 @@ def check_runnable(job: Mapping[str, Any], where: str) -> None:
 #: Variables that are always passed, as are those of experiment trackers: where programs, libraries and modules are, and
 #: which environment is active.
 CARRIED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")
+#: The latest beginning that the service takes, seconds from now.
+_LATEST_S = 1e9
 #: Never passed, even with --export-all: variables of the shell, the terminal or the service (PLAIT_*).
 _OF_THE_SHELL = frozenset(
     ("_", "PWD", "OLDPWD", "SHLVL", "TERM", "COLUMNS", "LINES", "PS1", "DISPLAY", "SSH_AUTH_SOCK", "SSH_CLIENT",

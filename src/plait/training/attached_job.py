@@ -77,7 +77,7 @@ class AttachedJob(Job):
         self.hooks = Hooks(around.run_dir) if watches else None
         self.profiler = Profiler(hooks=self.hooks)
         folder = around.job_dir / "checkpoints"
-        commits = CheckpointStore(folder, epoch=around.epoch, epoch_file=around.job_dir / "EPOCH")
+        commits = CheckpointStore(folder, epoch=around.epoch, epoch_file=around.job_dir / "EPOCH", source=around.source)
         self.checkpointer = Checkpointer(commits, rank=around.rank, world_size=around.world_size, done=self._committed)
         self.step = 0
         self._pid = os.getpid()

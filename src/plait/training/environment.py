@@ -29,6 +29,8 @@ class Environment:
     rank: int = 0
     world_size: int = 1
     checkpoint_s: float = 60.0
+    #: Checkpoints of the ended job that this one continues, None without one.
+    source: Path | None = None
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Environment:
@@ -36,13 +38,16 @@ class Environment:
         if not environ.get("PLAIT_RUN_DIR"):
             return cls()
         run_dir = Path(environ["PLAIT_RUN_DIR"])
+        job_dir = Path(environ.get("PLAIT_JOB_DIR") or run_dir)
+        continued = environ.get("PLAIT_FROM_JOB")
         return cls(
             run_dir=run_dir,
-            job_dir=Path(environ.get("PLAIT_JOB_DIR") or run_dir),
+            job_dir=job_dir,
             epoch=int(_number(environ, "PLAIT_EPOCH", 0)),
             rank=int(_number(environ, "RANK", 0)),
             world_size=max(int(_number(environ, "WORLD_SIZE", 1)), 1),
             checkpoint_s=_number(environ, "PLAIT_CHECKPOINT_S", 60.0),
+            source=job_dir.parent / continued / "checkpoints" if continued else None,
         )
 
     @property

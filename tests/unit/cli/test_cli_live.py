@@ -712,7 +712,8 @@ def test_cancel_and_administration(plait, fake):
     assert plait("cancel", "j-3").out == "j-3 was cancelled already\n"
     assert json.loads(plait("cancel", "j-3", "--json").out) == [{"id": "j-3", "state": "cancelled"}]
     assert plait("requeue", "j-3").out == "j-3 stopping\n"
-    assert plait("clone", "j-3", "--gpus", "2").out == "j-4\n"
+    assert plait("clone", "j-3", "--gpus", "2", "--from-checkpoint").out == "j-4\n"
+    assert fake.bodies[-1] == {"gpus": 2, "from_checkpoint": True}
     changed = plait("update", "j-3", "--class", "auto", "--no-deadline")
     assert (changed.out, "ignores deadlines" in changed.err) == ("j-3 waiting\n", True)
     assert "nothing is to change" in plait("update", "j-3").err
@@ -732,6 +733,8 @@ def test_cancel_and_administration(plait, fake):
     assert plait("token", "new", "bob", "--expires", "30d").out == "abc\n"
     assert "--expires is 'soon'; write a duration with units" in plait("token", "new", "bob", "--expires", "soon").err
     assert plait("nodes", "enrol", "n7").out == "abc\n"
+    assert "NODE is 'a b', needs at most 64 letters, digits and . _ -" in plait("nodes", "enrol", "a b").err
+    assert "--default-time is '0s', needs more" in plait("project", "set", "p", "--default-time", "0s").err
     assert "bob" in plait("token", "ls").out
     assert plait("token", "revoke", "t1").code == 0
     assert "p" in plait("project", "ls").out

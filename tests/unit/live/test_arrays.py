@@ -76,7 +76,7 @@ def test_a_matrix_has_a_job_for_each_combination() -> None:
         ),
         ({"matrix": {"a": ["1", 1]}}, "matrix has a value of a twice"),
         ({"matrix": {"a": list(range(101)), "b": list(range(100))}}, "matrix has 10,100 combinations"),
-        ({"tags": ["two words"]}, "has characters that cannot be there"),
+        ({"tags": ["two words"]}, "has characters that cannot be there: ' '"),
     ],
 )
 def test_arrays_and_tags_that_cannot_be_are_refused(fields: dict[str, Any], words: str) -> None:

@@ -592,18 +592,25 @@ def test_an_invalid_file_is_refused_with_file_channel_and_field(tmp_path: Path, 
     assert str(refused.value).startswith(f"{path}: ")
 
 
+def without_ann(world: World) -> tuple[Callable[[Notice], None], set[str]]:
+    """What sends to all users but those that are away, and these, at first ann alone."""
+    send, away = world.send, {"ann"}
+
+    def not_to(notice: Notice) -> None:
+        if notice.user in away:
+            raise Undeliverable("exit code 1: no such mailbox")
+        send(notice)
+
+    return not_to, away
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 def test_what_cannot_reach_one_user_delays_no_other_one(cluster: Make, restarts: bool) -> None:
     world = World(cluster([3]))
     c, follower = world.cluster, world.follower(events=("started", "finished"))
     (first,), (second,) = c.submit({}, owner="ann"), c.submit({}, owner="ben")
     c.pass_s(2.0)
-    send, away = world.send, {"ann"}
-
-    def not_to_ann(notice: Notice) -> None:
-        if notice.user in away:
-            raise Undeliverable("exit code 1: no such mailbox")
-        send(notice)
+    not_to_ann, away = without_ann(world)
 
     def served() -> Follower:
         made = world.follower(events=("started", "finished")) if restarts else follower
@@ -678,12 +685,7 @@ def test_late_notifications_of_one_user_are_bounded(cluster: Make, monkeypatch: 
     jobs = c.submit(*[{}] * 4, owner="ann")
     others = c.submit({}, {}, owner="ben")
     c.pass_s(2.0)
-    send, away = world.send, {"ann"}
-
-    def not_to_ann(notice: Notice) -> None:
-        if notice.user in away:
-            raise Undeliverable("exit code 1: no such mailbox")
-        send(notice)
+    not_to_ann, away = without_ann(world)
 
     follower.channel = NotificationChannel("mail", not_to_ann, ("started",))
     follower.follow()

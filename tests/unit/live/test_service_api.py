@@ -46,6 +46,7 @@ from plait.live.service.logs import Mailbox
 from plait.live.service.what_if import WhatIfService
 from plait.live.service.worker import Worker
 from plait.live.store import Store
+from plait.training.state.checkpoint_store import CheckpointStore
 
 
 @dataclass
@@ -426,7 +427,7 @@ def test_users_stay_in_their_project(service: Service) -> None:
     assert {**none, "quota_gpus": None, "most_time_s": 3600.0} in service.ask("GET", "/v1/projects").json()
     refused = service.ask("POST", "/v1/projects", json={"name": "other", "default_time_s": 7200.0})
     assert refused.status_code == 422
-    assert "default_time_s is 2 h 0 min, longer than most_time_s, 1 h 0 min" in refused.text
+    assert "(--default-time) is 2 h 0 min, longer than the longest (--max-time), 1 h 0 min" in refused.text
 
 
 def test_a_project_is_not_removed_while_tokens_name_it(service: Service) -> None:
@@ -526,6 +527,16 @@ def test_a_job_is_changed_requeued_and_cloned(service: Service) -> None:
     refused = service.ask("POST", f"/v1/jobs/{name}/requeue", "ann")
     assert refused.status_code == 409
     assert f"plait clone {name}" in refused.json()["error"]["message"]
+    service.ask("DELETE", f"/v1/jobs/{copy}", "ann")
+    path, start = f"/v1/jobs/{copy}/clone", {"from_checkpoint": True}
+    assert "has no complete checkpoint" in service.ask("POST", path, "ann", json=start).text
+    store = CheckpointStore(service.engine.layout.job(int(copy[2:])) / "checkpoints")
+    (store.begin(7) / "rank0.pkl").write_bytes(b"state")
+    store.commit(store.begin(7), 7)
+    made = service.ask("POST", path, "ann", json=start).json()
+    assert service.engine.state.jobs[made["number"]].request["env"] == {"A": "1", "PLAIT_FROM_JOB": copy}
+    assert "has not ended" in service.ask("POST", f"/v1/jobs/{made['id']}/clone", "ann", json=start).text
+    assert service.ask("POST", path, "admin", json=start).status_code == 403  # another user's
     again = {"headers": {"Authorization": f"Bearer {service.tokens['ann']}", "Idempotency-Key": "k"}}
     made = [service.http.post(f"/v1/jobs/{name}/clone", **again).json()["number"] for _ in range(2)]
     assert made[0] == made[1]

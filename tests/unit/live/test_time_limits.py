@@ -101,10 +101,12 @@ def test_the_warning_gives_the_job_until_its_limit(cluster: Make, exit_code: int
     assert next(one for one in c.nodes[0].sync().attempts if one.job == 0).grace_s == 4.0
     run(c, 1.0, before_s=7.0)
     c.nodes[0].obeys = True
+    c.nodes[0].report(0, saves="yes", checkpoint_steps=5.0, checkpoint_age_s=1.0)
     c.nodes[0].end(0, exit_code)
     c.pass_s(2.2)
     assert c.state(0) == state
-    early = "ended 2.0 s before its time limit of 10.0 s (--time), at the warning (--signal)"
+    early = "ended 2.0 s before its time limit of 10.0 s (--time), at the warning (--signal); to go on from its "
+    early += "checkpoint: plait clone j-0 --from-checkpoint"
     assert stored(c, 0).row.reason == ("" if state == "finished" else early)
 
 

@@ -181,6 +181,6 @@ def test_times_to_begin_are_times_of_day_dates_and_durations() -> None:
     assert [parse_begin(text, now) for text in ("18:00", "9:30", "2026-11-28T17:30", "90m")] == [
         1800.0, 57600.0, 86400.0, 5400.0,
     ]  # fmt: skip
-    for wrong in ("60", "25:00", "2026-11-26T10:00", "tomorrow", "2026-99-99T1"):
+    for wrong in ("60", "25:00", "2026-11-26T10:00", "tomorrow", "2026-99-99T1", "9999-12-31T23:59", "99999999h"):
         with pytest.raises(InputError, match=r"--begin is .*; write a time to come, e.g. 18:00, 'tomorrow 09:00'"):
             parse_begin(wrong, now)

@@ -18,7 +18,7 @@ Make = Callable[..., Cluster]
 
 def test_a_gang_that_no_node_has_room_for_is_refused_at_once(cluster: Make) -> None:
     c = cluster((2, 2), expect_gpus=4)
-    with pytest.raises(InputError, match=r"needs 5 GPUs of one kind; .* is 4; ask for less, or .*--wait-for-nodes"):
+    with pytest.raises(InputError, match=r"needs 5 GPUs of one kind; .* is 4; .*: plait submit --wait-for-nodes"):
         c.submit({}, {"gpus": 5})
     assert c.engine.state.numbers == 0  # all or none
 

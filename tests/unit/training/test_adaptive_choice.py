@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import pytest
+from test_adaptive_times import Clock
 
 pytest.importorskip("torch")
 
@@ -34,16 +35,6 @@ class Noise:
 
     def gain(self, scale: float) -> float:
         return (self.var + self.sqr) / (self.var / scale + self.sqr)
-
-
-class Clock:
-    """Goes on by hand."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def test_the_best_batch_of_a_new_size_is_taken() -> None:

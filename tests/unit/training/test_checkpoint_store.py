@@ -30,6 +30,16 @@ def test_a_later_attempt_counts_more_than_a_later_step(tmp_path):
     assert [(c.epoch, c.step) for c in CheckpointStore(tmp_path / "c").complete()] == [(2, 60), (1, 100)]
 
 
+def test_a_job_starts_from_a_checkpoint_of_an_ended_one_whose_files_stay_or_not_at_all(tmp_path):
+    old, new = CheckpointStore(tmp_path / "o"), CheckpointStore(tmp_path / "n", keep=1, source=tmp_path / "o")
+    with pytest.raises(PlaitError, match="o has no undamaged checkpoint"):
+        new.choose()
+    made(old, 5)
+    assert [(c.step, (c.path / "rank0.pt").read_text()) for c in new.choose()] == [(5, "state")]
+    made(new, 9)
+    assert [c.step for store in (new, old) for c in store.complete()] == [9, 5]
+
+
 @pytest.mark.parametrize("harm", ["no marker", "half a marker", "a file cut short", "a file gone"])
 def test_what_is_not_whole_does_not_count(tmp_path, harm):
     store = CheckpointStore(tmp_path / "c")

@@ -6,6 +6,7 @@ import math
 import random
 
 import pytest
+from test_adaptive_times import Clock
 
 from plait.core.resources import Resource, skew
 from plait.runtime.page import Page, ProfileSource
@@ -82,13 +83,6 @@ def test_what_a_job_does_beside_others_is_no_drift():
     run(profiler, 60, 1.0)
     assert run(profiler, 60, 3.0, now_s=60.0, alone=False) == []
     assert profiler.result[1] == pytest.approx(1.0)
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def test_stage_times_of_a_scripted_job_are_within_five_per_cent(tmp_path):

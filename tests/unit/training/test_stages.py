@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from test_adaptive_times import Clock
 
 from plait.core.resources import Resource
 from plait.runtime.guest_gate import GuestGate, Neighbours
@@ -14,13 +15,6 @@ from plait.training.profiler import FEWEST, WARM_UP, Profiler
 from plait.training.stages import Stages
 
 STORAGE, CPU, GPU, NETWORK = Resource
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture

@@ -122,7 +122,7 @@ def set_project(
         ("most_idle_s", max_idle, "--max-idle"),
     ):  # fmt: skip
         if text is not None:
-            given[field] = None if text == "none" else parse_seconds(text, option)
+            given[field] = None if text == "none" else parse_seconds(text, option, above_zero=True)
     with client(home) as service:
         answer = service.set_project(name, **given)
     if as_json:

@@ -13,7 +13,9 @@ from plait.cli.commands.jobs import stop_text
 from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json, print_table
 from plait.cli.render.job_views import cost_text, note_unpriced
 from plait.cli.render.tables import plain
+from plait.core.errors import InputError
 from plait.core.words import counted, duration, number
+from plait.live.layout import NODE_NAME
 from plait.live.notes import note, time_of_day
 from plait.live.protocol.job_file import parse_seconds
 from plait.live.protocol.not_current import sentence
@@ -181,6 +183,8 @@ def enrol(
 
     It is valid for that node only.
     """
+    if not NODE_NAME.fullmatch(node):
+        raise InputError(f"NODE is {node[:80]!r}, needs at most 64 letters, digits and . _ -, the first no sign")
     with client(home) as service:
         made = service.create_token(
             node, "agent", expires_in_s=None if expires is None else parse_seconds(expires, "--expires"), node=node
@@ -307,7 +311,7 @@ def reserve(
     """
     from plait.cli.submission import parse_begin
 
-    lasts_s = parse_seconds(lasts, "--for")
+    lasts_s = parse_seconds(lasts, "--for", above_zero=True)
     in_s = 0.0 if begins == "now" else parse_begin(begins, option="--from")
     nodes_given = [name for one in names.split(",") if (name := one.strip())]
     with client(home or context.obj) as service:

@@ -140,6 +140,7 @@ class CloneRequest(_Fields):
     """The arguments of `plait clone`."""
 
     job: JobArgument
+    from_checkpoint: bool = option("Start from the last checkpoint of the job, which has to have ended", default=False)
     home: HomeOption = None
     as_json: JsonFlag = False
 
@@ -200,7 +201,7 @@ def update() -> None:
 
 def _clone(asked: CloneRequest) -> None:
     with client(asked.home) as service:
-        answer = service.clone(asked.job, asked.given)
+        answer = service.clone(asked.job, asked.given, from_checkpoint=asked.from_checkpoint)
     if asked.as_json:
         print_json(answer)
         return
@@ -213,11 +214,13 @@ def _clone(asked: CloneRequest) -> None:
 def clone() -> None:
     """Submit a job like another one, which may have ended.
 
-    The new job has the same command, files and environment, and begins at the beginning. Options change it.
+    The new job has the same command, files and environment, and begins at the beginning unless --from-checkpoint is
+    given. Options change it.
 
     \b
     plait clone j-12
     plait clone j-12 --gpus 8 --priority 5
+    plait clone j-12 --from-checkpoint --time 8h
     """
 
 

@@ -103,6 +103,7 @@ Attempt = Annotated[
     int | None,
     Field(description="Number of the attempt (`epoch` of show_job), from 1. Default: the newest.", ge=1),
 ]
+FromCheckpoint = Annotated[bool, Field(description="Start from the last checkpoint of the other job.")]
 LoseWork = Annotated[
     bool,
     Field(description="Do it also if the job has no checkpoint and would begin at the beginning."),
@@ -366,15 +367,16 @@ class Actions:
 
     def clone_job(
         self, job: Job, priority: Priority = None, job_class: JobClass = None, deadline_s: Deadline = None,
-        gpus: Gpus = None, min_gpus: LeastGpus = None, max_gpus: MostGpus = None, key: Key = None,
+        gpus: Gpus = None, min_gpus: LeastGpus = None, max_gpus: MostGpus = None,
+        from_checkpoint: FromCheckpoint = False, key: Key = None,
     ) -> dict[str, Any]:  # fmt: skip
         """Submit a job like another one, which may have ended; it begins at the beginning.
 
-        Arguments that are left out are as in the other job.
+        Arguments that are left out are as in the other job. `from_checkpoint` needs one that has ended.
         """
         changes = _changes(priority, job_class, deadline_s, gpus, min_gpus, max_gpus)
         with self.asking.service() as service:
-            return fields(service.clone(job, changes, key=key))
+            return fields(service.clone(job, changes, from_checkpoint=from_checkpoint, key=key))
 
     def update_job(
         self, job: Job, priority: Priority = None, job_class: JobClass = None, deadline_s: Deadline = None,

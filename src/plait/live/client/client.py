@@ -170,9 +170,17 @@ class Client(Caller):
         body = {**fields, "may_lose_work": may_lose_work}
         return self._change(ChangedJob, "PATCH", f"/v1/jobs/{segment(self.id_of(job))}", body, key)
 
-    def clone(self, job: str, fields: Mapping[str, Any] | None = None, *, key: str | None = None) -> SubmittedJob:
-        """Submit a job like this one, but for these `fields`; it begins at the beginning."""
-        return self._change(SubmittedJob, "POST", f"/v1/jobs/{segment(self.id_of(job))}/clone", fields or {}, key)
+    def clone(
+        self, job: str, fields: Mapping[str, Any] | None = None, *, from_checkpoint: bool = False,
+        key: str | None = None,
+    ) -> SubmittedJob:  # fmt: skip
+        """Submit a job like this one, but for these `fields`; it begins at the beginning.
+
+        `from_checkpoint`: it starts from the last checkpoint of this one; `Refused` if that has none, has not ended or
+        is another user's.
+        """
+        body = {**(fields or {}), **({"from_checkpoint": True} if from_checkpoint else {})}
+        return self._change(SubmittedJob, "POST", f"/v1/jobs/{segment(self.id_of(job))}/clone", body, key)
 
     def _change(self, kind: type[T], method: str, path: str, body: Mapping[str, Any], key: str | None) -> T:
         headers = {"Idempotency-Key": key or uuid.uuid4().hex}

@@ -235,7 +235,7 @@ def read_text(key: str, text: str, what: str) -> Any:
     return parse_seconds(text, what) if key in DURATIONS else text
 
 
-def parse_seconds(text: str, what: str) -> float:
+def parse_seconds(text: str, what: str, *, above_zero: bool = False) -> float:
     """Seconds of `90m`, `1d12h`, `2:00:00` or `1-12:00:00`; a number needs a unit, as it is minutes elsewhere.
 
     >>> parse_seconds("1d12h", "--time"), parse_seconds("1-12:00:00", "--time"), parse_seconds("90s", "--time")
@@ -245,9 +245,11 @@ def parse_seconds(text: str, what: str) -> float:
     match = re.fullmatch(units, text.strip()) or re.fullmatch(r"()(?:(\d{1,6})-)?(\d{1,8}):(\d\d):(\d\d)", text.strip())
     if match is None or not any(match.groups()):
         raise InputError(f"{what} is {text[:80]!r}; write a duration with units, e.g. 90m, 2h, 1d12h or 2:00:00")
-    return sum(
-        float(part or 0) * unit_s for part, unit_s in zip(match.groups(), (604800, 86400, 3600, 60, 1), strict=True)
-    )
+    units_s = (604800, 86400, 3600, 60, 1)
+    seconds = sum(float(part or 0) * unit_s for part, unit_s in zip(match.groups(), units_s, strict=True))
+    if above_zero and seconds == 0:
+        raise InputError(f"{what} is {text[:80]!r}, needs more than 0 s, e.g. 30m or 4h")
+    return seconds
 
 
 def _parse(text: str, file: Path) -> Any:
@@ -314,7 +316,8 @@ def _check_text(value: str, rule: Mapping[str, Any], name: str, field: str) -> N
     if len(value) > rule.get("maxLength", len(value)):
         raise WrongField(f"{name} has {len(value)} characters; at most {rule['maxLength']} fit", field)
     if "pattern" in rule and not re.search(rule["pattern"].removesuffix("$") + r"\Z", value):
-        raise WrongField(f"{name} is {value!r:.80}, which has characters that cannot be there", field)
+        wrong = next((c for i, c in enumerate(value) if not re.search(rule["pattern"], value[: i + 1])), value[-1:])
+        raise WrongField(f"{name} is {value!r:.80}, which has characters that cannot be there: {wrong!r}", field)
 
 
 def _check_number(value: float, rule: Mapping[str, Any], name: str, field: str) -> None:

@@ -15,11 +15,21 @@ import numpy as np
 from plait.control.messages import JobFailed, JobFinished, LaunchFailed
 from plait.core.jobs import Phase
 from plait.core.words import duration, noted
+from plait.live.layout import job_name
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.wire import RUNNING
 from plait.live.scheduler.context import FENCE_TRIES, Context
 from plait.live.scheduler.measured import lost_work_s, never_saved, report_progress, served_s, why_lost
-from plait.live.scheduler.records.attempts import FAILED, REQUEUE, START, Attempt, JobRecord, Rank, Successor
+from plait.live.scheduler.records.attempts import (
+    FAILED,
+    FROM_START,
+    REQUEUE,
+    START,
+    Attempt,
+    JobRecord,
+    Rank,
+    Successor,
+)
 from plait.live.scheduler.records.end_words import same_end
 from plait.live.scheduler.records.notes import AttemptBegan, AttemptOver, RankEnded
 from plait.live.scheduler.stops import (
@@ -207,6 +217,8 @@ def _close(ctx: Context, job: JobRecord, attempt: Attempt) -> None:
         reason = f"time limit {limit_in_words(job)} reached"
         if (left_s := time_left_s(job)) > 0:
             reason = f"ended {duration(left_s)} before its time limit {limit_in_words(job)}, at the warning (--signal)"
+        if (lead := attempt.lead) is not None and lead.checkpoint_age_s is not None and lead.saves not in FROM_START:
+            reason += f"; to go on from its checkpoint: plait clone {job_name(job.number)} --from-checkpoint"
         ctx.record(JobFailed(now_s, jobs, reason, again=False))
     elif over.outcome == "failed":
         ctx.record(_failed(job, attempt, previous, now_s))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import time
@@ -116,12 +117,17 @@ class Commit:
 class CheckpointStore:
     """The checkpoints of a job, as seen by one attempt."""
 
-    def __init__(self, folder: Path, *, epoch: int = 0, epoch_file: Path | None = None, keep: int = 2) -> None:
+    def __init__(
+        self, folder: Path, *, epoch: int = 0, epoch_file: Path | None = None, keep: int = 2,
+        source: Path | None = None,
+    ) -> None:  # fmt: skip
         """`folder` need not exist. The newest `keep` >= 1 complete checkpoints stay.
 
         `epoch`: number of the attempt; `epoch_file`: file with the lowest epoch that may commit.
+        `source`: checkpoints of an ended job, of which the newest counts as long as there is none in `folder`.
         """
         self.folder, self.epoch, self.epoch_file, self.keep = folder, epoch, epoch_file, max(keep, 1)
+        self.source = source
         #: Files that were verified already.
         self._verified: set[Path] = set()
 
@@ -214,12 +220,14 @@ class CheckpointStore:
         """Checkpoints to resume from, best first, the same on all ranks.
 
         Rank 0 writes its list to a file and the others read it, since a stale attempt may commit meanwhile. Raises
-        `PlaitError` if rank 0 writes nothing for `timeout_s` seconds.
+        `PlaitError` if rank 0 writes nothing for `timeout_s` seconds, or if there is none in `source` either.
         """
         agreed = self.folder / f"resume-e{self.epoch}.json"
         if rank == 0:
             self.sweep(self.epoch)
             found = self._sound()
+            if not found and self.source is not None:
+                found = [self._link_from(self.source)]
             if world_size > 1:
                 self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                 replace_file(agreed, json.dumps({"names": [c.path.name for c in found]}), durable=True)
@@ -232,6 +240,28 @@ class CheckpointStore:
         names = json.loads(agreed.read_text())["names"]
         known = {c.path.name: c for c in self.complete()}
         return [known[name] for name in names if name in known]
+
+    def _link_from(self, source: Path) -> Commit:
+        """Link the newest undamaged checkpoint of `source` as one of attempt 0; raises `PlaitError`.
+
+        Files never change once they are committed, so both folders may have the same ones, and each may remove its own.
+        """
+        sound = CheckpointStore(source)._sound()
+        if not sound:
+            raise PlaitError(f"{source} has no undamaged checkpoint, and this job was to start from one of them")
+        newest, first = sound[0], CheckpointStore(self.folder)
+        try:
+            making, marker = first.begin(newest.step), (newest.path / MARKER).read_text(encoding="utf-8")
+            for name in read_marker(marker)[1]:
+                (making / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                os.link(newest.path / name, making / name)
+            _flush_folders(making)
+            final = making.rename(self.folder / f"step-{newest.step:010d}-e0")
+            flush_to_disk(self.folder)
+            replace_file(final / MARKER, marker, durable=True)
+        except OSError as error:
+            raise PlaitError(f"{newest.path}: this job cannot start from it: {error}") from error
+        return Commit(final, newest.step, 0, newest.world_size)
 
     def prune(self) -> None:
         """Remove all but the newest complete checkpoints; ignores errors."""

@@ -181,4 +181,4 @@ def _check_room(ctx: Context, spec: JobSpec, request: Mapping[str, Any]) -> None
         return
     why = refusal(spec, controller.cluster, ctx.room(request))
     if why is not None:
-        raise InputError(f"{why}; ask for less, or wait for nodes that are not there yet with --wait-for-nodes")
+        raise InputError(f"{why}; ask for less, or wait for nodes that are to come: plait submit --wait-for-nodes")

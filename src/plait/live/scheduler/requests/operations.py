@@ -91,8 +91,8 @@ def set_project(
             raise InputError(f"{field} is {limit_s}, needs seconds > 0, or null for no limit")
     if default_time_s is not None and most_time_s is not None and default_time_s > most_time_s:
         raise InputError(
-            f"default_time_s is {duration(default_time_s)}, longer than most_time_s, {duration(most_time_s)}; give a "
-            "shorter default, or a longer limit"
+            f"the default time limit (--default-time) is {duration(default_time_s)}, longer than the longest "
+            f"(--max-time), {duration(most_time_s)}; give a shorter default, or a longer limit"
         )
     ctx.record(
         ProjectSet(

@@ -95,7 +95,8 @@ class Api:
             number = await asyncio.to_thread(self._named, name, token)
         job = None if number is None else await asyncio.to_thread(self.store.job, number, self.worker.clock())
         if job is None:
-            raise LookupError(f"no job {name[:40]!r}; `plait ls` lists the present ones")
+            hint = f"job {name} is j-{name}, and " if name.isascii() and name.isdigit() and len(name) < 16 else ""
+            raise LookupError(f"no job {name[:40]!r}; {hint}`plait ls` lists the present ones")
         return job
 
     def _named(self, name: str, token: Token) -> int | None:

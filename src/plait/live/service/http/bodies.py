@@ -214,19 +214,28 @@ class Update:
 
 def _read_update(data: Any) -> Update:
     fields = dict(data) if isinstance(data, dict) else data
-    lose = fields.pop("may_lose_work", False) if isinstance(fields, dict) else False
-    if not isinstance(lose, bool):
-        raise WrongField(f"may_lose_work is {lose!r:.60}, needs true or false", "may_lose_work")
+    lose = _flag(fields, "may_lose_work") if isinstance(fields, dict) else False
     changed = check_fields(fields, CHANGEABLE)
     if not changed:
         raise InputError(f"nothing is to change; give one of {', '.join(CHANGEABLE)}")
     return Update(changed, lose)
 
 
-def _read_different(data: Any) -> dict[str, Any]:
+def _flag(fields: dict[str, Any], name: str) -> bool:
+    """Take a flag out of `fields`."""
+    value = fields.pop(name, False)
+    if not isinstance(value, bool):
+        raise WrongField(f"{name} is {value!r:.60}, needs true or false", name)
+    return value
+
+
+def _read_different(data: Any) -> tuple[dict[str, Any], bool]:
+    """The fields in which a clone differs, and whether it starts from the last checkpoint."""
     if not isinstance(data, dict):
         raise InputError("needs an object of the fields that are to be different")
-    return data
+    fields = dict(data)
+    start = _flag(fields, "from_checkpoint")
+    return fields, start
 
 
 _JOB = {"title": "JobIn", "description": "A job as it is submitted.", **schema_of(Job)}
@@ -236,8 +245,18 @@ SUBMISSION = Schema({"anyOf": [{"$ref": f"{PREFIX}JobIn"}, {"$ref": f"{PREFIX}Jo
 UPDATE = Schema({"$ref": f"{PREFIX}UpdateIn"}, _read_update)
 #: Some fields of a job, which are checked together with its current ones.
 DIFFERENT = Schema(
-    {"type": "object", "description": "Fields of a submission that are to be different."}, _read_different
-)
+    {
+        "type": "object", "description": "Fields of a submission that are to be different.",
+        "additionalProperties": True,
+        "properties": {
+            "from_checkpoint": {
+                "type": "boolean", "default": False,
+                "description": "Whether to start from the last checkpoint of the job, which has to have ended.",
+            }
+        },
+    },
+    _read_different,
+)  # fmt: skip
 #: Components of the description to which these refer.
 COMPONENTS: dict[str, Any] = {
     "JobIn": _JOB,
@@ -283,6 +302,10 @@ _KINDS = {
     "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "array": "a list",
     "object": "fields", "null": "null",
 }  # fmt: skip
+_SIGNED = "letters, digits and {} -, the first a letter or a digit"
+_FORMS = {
+    "^[A-Za-z0-9][A-Za-z0-9._@-]*$": _SIGNED.format(". _ @"), f"^{NODE_NAME.pattern}$": _SIGNED.format(". _"),
+}  # fmt: skip
 _PLACE = re.compile(r"(?: - at `(?:key` in `)?\$(?P<path>[^`]*)`)?$")
 _NAMED = re.compile(r"Object (?:missing required|contains unknown) field `(?P<name>[^`]*)`")
 
@@ -318,6 +341,7 @@ def _invalid(text: str, data: Any) -> Invalid:
     message = re.sub(r", got `\w+`$", "", text[: place.start()])
     message = re.sub(r"`([^`]+)`", lambda found: " or ".join(_KINDS.get(w, w) for w in found[1].split(" | ")), message)
     message = message.replace("Expected ", "needs ")
+    message = re.sub(r"a text matching regex '(.*)'", lambda m: _FORMS.get(m[1], "other characters"), message)
     if not isinstance(data, (dict, list)):
         message += f" (got {str(data)[:60]!r})"
     return Invalid(message, ".".join(steps) or None)

@@ -51,6 +51,7 @@ from plait.live.service.http.routes.cluster import PageQuery, entry
 from plait.live.service.what_if import Busy
 from plait.live.store import Token
 from plait.live.store.schema import StoredJob
+from plait.training.state.checkpoint_store import CheckpointStore
 
 #: The state of an array is the first of these that a job of it has.
 _OF_ARRAYS: tuple[JobState, ...] = (
@@ -253,17 +254,40 @@ async def requeue(call: Call, said: RequeueIn) -> ChangedJob:
     "/v1/jobs/{job}/clone", SubmittedJob, body=DIFFERENT, body_required=False, roles=_CHANGE, own=True,
     conflict=_ANOTHER, key=True,
 )  # fmt: skip
-async def clone(call: Call, different: dict[str, Any]) -> SubmittedJob:
+async def clone(call: Call, different: tuple[dict[str, Any], bool]) -> SubmittedJob:
     """Submit a job like this one, of any state, as a new job of the caller; it starts from scratch.
 
-    The body has the fields that are to be different, as in a submission; null: as if it had not been given.
+    The body has the fields that are to be different, as in a submission; null: as if it had not been given. With
+    `from_checkpoint` the new job starts from the last checkpoint of this one, which has ended and is the caller's.
     """
     job = await call.job(change=True)
     drop = ("member", PROJECT_TIME, "time_limit_s") if job.request.get(PROJECT_TIME) else ("member",)
     request = {name: value for name, value in job.request.items() if name not in drop}
-    wanted = in_project(parse(_JOB, {**request, **different}), call.token)
+    fields, from_checkpoint = different
+    wanted = in_project(parse(_JOB, {**request, **fields}), call.token)
+    if wanted.get("env"):  # a clone of a clone
+        wanted["env"] = {name: value for name, value in wanted["env"].items() if name != FROM_VARIABLE}
+    if from_checkpoint:
+        await asyncio.to_thread(_check_checkpoint, call, job.row)
+        wanted["env"] = {**(wanted.get("env") or {}), FROM_VARIABLE: job_name(job.row.number)}
     (found,) = await _stored(call, [wanted])
     return found
+
+
+#: In the environment of a job: the ended job from whose last checkpoint it starts. Its processes read that under their
+#: own account, so a user who sets it by hand reaches no file that is not open to the job anyway.
+FROM_VARIABLE = "PLAIT_FROM_JOB"
+
+
+def _check_checkpoint(call: Call, row: JobRow) -> None:
+    """Raise `Denied` or `Conflict` unless a new job of the caller can start from the last checkpoint of this one."""
+    if row.user != call.token.user:
+        raise Denied(403, f"{row.id} is of {row.user}, who alone may continue it from its checkpoint")
+    if row.state not in FINAL:
+        raise Conflict(f"{row.id} has not ended, and may still write checkpoints; wait for it, or cancel it first")
+    folder = call.api.worker.engine.layout.job(row.number) / "checkpoints"
+    if not CheckpointStore(folder).complete():
+        raise Conflict(f"{row.id} has no complete checkpoint in {folder}; from the beginning: plait clone {row.id}")
 
 
 _JOB = Schema({}, request_of)
