@@ -71,7 +71,7 @@ for name, row in CATALOG.items():
             assert what in row.needs or "" in row.needs, text
             assert f"plait[{row.needs.get(what, row.needs.get(''))}]" in str(error), error
         except InputError as error:  # of policies that move no running job
-            assert what == "placement=trial" and "move running jobs" in str(error), error
+            assert what == "placement=trial" and "placement=trial" in str(error), error
         else:
             assert what not in row.needs, text
 """
