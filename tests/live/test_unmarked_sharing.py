@@ -108,9 +108,9 @@ def test_programs_without_marks_share_a_gpu_if_their_bottlenecks_differ(
                 time.sleep(0.1)
 
         alone_s = run(0)[1] + run(1)[1]
-        # With two jobs alone, `plait` lets the first run as fast as it can: others may come and wait for it.
         together, four_s = run(0, 1, 0, 1)
         assert together  # on one slot: each knows what it needs from its first run
         if text == SCRIPT:  # the others compete for cores of the machine with all that runs there
             assert four_s < 2 * alone_s
-        assert not run(1, 1)[0]  # nobody gains
+        if policy == "muri-l":  # under plait one may be the guest of the other, in what that leaves
+            assert not run(1, 1)[0]  # nobody gains
