@@ -52,7 +52,7 @@ def test_every_job_ends(trace: str, policy: str, published: Path) -> None:
     run = simulate(jobs, Cluster.parse(cluster), make_policy(policy), make_world("plait"), check=True)
     columns = run.controller.job_store.columns
     longer_s = (columns["end_s"] - columns["submit_s"])[: len(jobs)] - jobs.iterations * jobs.iteration_s
-    assert longer_s.max() > 2 * 86400, "hardly anybody waited"
+    assert longer_s.max() > (2 if policy == "plait" else 3) * 86400, "hardly anybody waited"  # its guests wait less
     phases = run.controller.job_store.columns["phase"][: len(jobs)]
     assert (phases == int(Phase.FINISHED)).all()
 

@@ -111,6 +111,6 @@ def test_programs_without_marks_share_a_gpu_if_their_bottlenecks_differ(
         together, four_s = run(0, 1, 0, 1)
         assert together  # on one slot: each knows what it needs from its first run
         if text == SCRIPT:  # the others compete for cores of the machine with all that runs there
-            assert four_s < 2 * alone_s
+            assert four_s < (0.85 if policy == "muri-l" else 1.0) * 2 * alone_s
         if policy == "muri-l":  # under plait one may be the guest of the other, in what that leaves
             assert not run(1, 1)[0]  # nobody gains

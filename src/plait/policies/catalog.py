@@ -121,6 +121,13 @@ _PLACED = {
 }  # fmt: skip
 #: Options that choose where gangs go.
 PLACEMENT_OPTIONS = frozenset(_PLACED)
+#: For policies that share GPUs or move no running job, so that no job is tried in another place.
+_PLACED_ONCE = {
+    **{option: value for option, value in _PLACED.items() if _OF_PLACEMENT.get(option, ("", ""))[0] != "trial"},
+    "placement": dataclasses.replace(
+        _PLACED["placement"], words={word: name for word, name in _PLACED["placement"].words.items() if word != "trial"}
+    ),
+}
 _QUANTUM_S = seconds("decide at least this often while jobs wait, seconds", LEAST_S, infinite=True)
 _FITTED_QUANTUM_S = dataclasses.replace(_QUANTUM_S, fit=Range(60, 3600, "log"))
 _COMPOSED = {
@@ -372,8 +379,6 @@ def _speeds(policy: str, text: str) -> dict[str, float]:
 
 
 def _placed(name: str, cls: Callable[..., Policy], **options: Any) -> Policy:
-    if options.get("placement") == "trial":
-        raise InputError(f"policy {name}: placement=trial is for policies that move running jobs, e.g. srsf or fifo")
     return cls(**_with_place(name, options))
 
 
@@ -395,7 +400,7 @@ _ORDER_NAMES = ("remaining", *_MURI_ORDERS, "lookahead")
 #: Options that name a file.
 _FILES = ("sizes",)
 _INTERLEAVE = {
-    **_PLACED,
+    **_PLACED_ONCE,
     "quantum_s": _FITTED_QUANTUM_S,
     **{option: _COMPOSED[option] for option in _URGENCY},
     "order": choice("order of jobs; attained is continuous, discretised has queues as Tiresias", *_ORDER_NAMES),
@@ -493,7 +498,7 @@ CATALOG: dict[str, Row] = dict(
                      "tiresias", preempt=False, knows="nothing"),
         ("yarn-cs", Row("capacity scheduler: FIFO queues, gangs wait to be consolidated under one switch",
                         partial(_placed, "yarn-cs", YarnCapacity), "nothing", ("yarn", "tiresias"),
-                        {**_PLACED, "shares": number("capacity of each queue, e.g. 2/1", over=True, many=True),
+                        {**_PLACED_ONCE, "shares": number("capacity of each queue, e.g. 2/1", over=True, many=True),
                          "preempt": switch("guaranteed jobs take GPUs back from opportunistic ones, which are killed")},
                         preempts="preempt=on")),
         _by_duration("shortest job first, not preemptive", "sjf", _SJF, "duration", preempt=False),
@@ -518,7 +523,7 @@ CATALOG: dict[str, Row] = dict(
                             "quantum_s": _FITTED_QUANTUM_S, **_INDEX}, True)),
         ("themis", Row("finish-time fairness, max-min over time shares, leases", partial(_placed, "themis", Themis),
                        "remaining time", ("themis", "gavel"),
-                       {**_PLACED,
+                       {**_PLACED_ONCE,
                         "lease_s": seconds("lease of GPUs, seconds", LEAST_S, fit=Range(60, 14_400, "log")),
                         "independent": choice("what rho compares with", "share", "queue", fit=("share", "queue"))},
                        True)),
@@ -565,7 +570,7 @@ CATALOG: dict[str, Row] = dict(
         ("antman", Row("guaranteed jobs at full speed within quotas, opportunistic ones on what they leave idle",
                        _antman, "duration, classes, stage profiles", ("antman",), _ANTMAN, True)),
         ("drf", Row("dominant resource fairness over users on GPUs, CPUs and memory", partial(_placed, "drf", Drf),
-                    "demands", ("drf",), _PLACED, False)),
+                    "demands", ("drf",), _PLACED_ONCE, False)),
     ]
 )  # fmt: skip
 

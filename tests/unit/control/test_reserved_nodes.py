@@ -96,7 +96,8 @@ def test_before_the_start_only_jobs_start_that_have_left_by_then(name: str) -> N
     submit(c, 1.0, plain("no limit"), plain("too long", time_limit_s=4000.0), plain("short", time_limit_s=3000.0))
     assert on(c, 0) | on(c, 1) == {2}
     submit(c, 2.0, job("saves"), plain("own", "vision"))
-    assert {2} < on(c, 0) | on(c, 1) <= {2, 3, 4}  # a policy may let jobs take turns
+    started = on(c, 0) | on(c, 1)
+    assert started in ({2, 3}, {2, 4}) or (name == "plait" and started == {2, 3, 4})  # which has guests
     decide(c, 1000.0)
     reserve(c, 1001.0, 9000.0, 9001.0, "n1", project="nlp")  # a second one does not open what the first closes
     assert 0 not in on(c, 0) | on(c, 1)

@@ -32,6 +32,8 @@ from plait.sim.world import make_world
 from plait.traces.load import load_jobs
 from plait.traces.synthetic import generate
 
+pytestmark = pytest.mark.filterwarnings("ignore:plait. rates of jobs that share nodes:RuntimeWarning")
+
 RACKS = networked(Cluster.parse("8x4@4"), "leaf-spine:oversubscription=4,aggregators=4000,aggregating=all")
 WORLD = replace(make_world("ideal"), physics=NetworkPhysics())
 

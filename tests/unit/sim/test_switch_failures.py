@@ -24,6 +24,8 @@ from plait.sim.failures import NodeChange, drawn_failures, drawn_switch_failures
 from plait.sim.run import simulate
 from plait.sim.world import World, make_world
 
+pytestmark = pytest.mark.filterwarnings("ignore:plait. rates of jobs that share nodes:RuntimeWarning")
+
 ONE = networked(Cluster.parse("4x4"), "single-switch:aggregators=40000,link_gbps=80")
 RACKS = networked(Cluster.parse("8x4@4"), "leaf-spine:oversubscription=2,aggregators=4000")
 WORLD = replace(make_world("ideal"), physics=NetworkPhysics())
