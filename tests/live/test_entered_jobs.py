@@ -61,6 +61,7 @@ def test_jobs_are_entered_through_the_service(tmp_path: Path) -> None:
         assert (code, "in j-1" in said) == (7, True)
         while service.job("j-1").state not in FINAL:
             time.sleep(0.1)
+        assert service.job("j-1").state == "finished"
         notebook = subprocess.Popen(
             [*PLAIT, "notebook", "-g", "1"], cwd=tmp_path, env=environ, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

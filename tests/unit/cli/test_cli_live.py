@@ -512,8 +512,8 @@ def test_show_counts_no_slot_of_a_job_without_gpus_as_a_gpu(plait, fake, gpus):
 
 
 AGAIN = {
-    "finished": "", "failed": "; once that is mended, submit it again",
-    "cancelled": "; submit it again if it is wanted",
+    "finished": "", "failed": "; once its cause is mended: plait clone j-3",
+    "cancelled": "; to run it again: plait clone j-3",
 }  # fmt: skip
 
 
@@ -526,6 +526,8 @@ def test_explain_of_a_job_that_has_ended_names_the_next_command(plait, fake, sta
     ended["started"] = False
     said = "  next: plait show j-3 shows its attempts and its command"
     assert plait("explain", "j-3").out.splitlines()[-1] == said + again
+    ended["summary"] = "time limit 2h reached; to go on from its checkpoint: plait clone j-3 --from-checkpoint"
+    assert plait("explain", "j-3").out.splitlines()[-1] == said  # the reason names the command
 
 
 def test_show_writes_numbers_plainly_and_with_their_units(plait, fake):

@@ -171,8 +171,9 @@ def _next_lines(found: Explanation) -> list[str]:
         shows = f"plait logs {job} shows what it wrote, {shows}"
     else:
         shows = shows.replace(job, f"{job} shows", 1)
-    again = {"failed": "; once that is mended, submit it again", "cancelled": "; submit it again if it is wanted"}
-    return [f"  next: {shows}{again.get(state, '')}"]
+    causes = {"failed": "; once its cause is mended", "cancelled": "; to run it again"}
+    again = f"{causes[state]}: plait clone {job}" if state in causes and "plait clone" not in (found.summary or "") else ""
+    return [f"  next: {shows}{again}"]
 
 
 def _stop(stops: Stops) -> str:

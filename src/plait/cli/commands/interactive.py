@@ -36,11 +36,15 @@ if TYPE_CHECKING:
 QUICK_S, SLOW_S = 0.02, 0.4
 #: Bytes of input in one request, at most.
 PART = 48_000
-#: Holds the job's GPUs until its consoles were not used for so many seconds.
+#: Holds the job's GPUs until its shell has exited, or its consoles were not used for so many seconds.
 HOLD = (
     'f=$PLAIT_RUN_DIR/console; touch "$f"; echo "ends when no console is used for $1 s"; '
-    'while [ $(($(date +%s) - $(stat -c %Y "$f"))) -lt "$1" ]; do sleep 1; done'
+    'while [ ! -e "$f-exited" ] && [ $(($(date +%s) - $(stat -c %Y "$f"))) -lt "$1" ]; do sleep 1; done'
 )
+#: Runs a shell, and lets `HOLD` end its job: it has finished, and was not cancelled.
+SHELL = '"$0" "$@"; code=$?; touch "$PLAIT_RUN_DIR/console-exited"; exit $code'
+#: Exit code of a program that Ctrl-C has ended.
+INTERRUPTED = 130
 #: Starts Jupyter, which leaves its port in a file; it ends by itself.
 JUPYTER = (
     "python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec(\"jupyterlab\"))' || { "
@@ -158,7 +162,7 @@ def _run(service: Client, job: str, command: Sequence[str], rank: int = 0) -> in
             return session.run(sys.stdin.fileno(), _write)
         except KeyboardInterrupt:
             session.exchange(end=True)
-            return 130
+            return INTERRUPTED
 
 
 def exec_(
@@ -234,10 +238,12 @@ def shell(
     )  # fmt: skip
     with client(home) as service:
         job = _started(service, asked, dict(os.environ))
+        code = INTERRUPTED
         try:
-            code = _run(service, job, command or ["bash"])
+            code = _run(service, job, ["sh", "-c", SHELL, *(command or ["bash"])])
         finally:
-            _leave(service, job)
+            if code == INTERRUPTED:
+                _leave(service, job)
     raise typer.Exit(code)
 
 
