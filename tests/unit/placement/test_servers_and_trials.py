@@ -172,6 +172,6 @@ def test_limits_of_trials_are_checked() -> None:
         with pytest.raises(InputError, match=message):
             make_policy(f"srsf:placement=trial,{text}")
     for policy in ("muri-s", "plait", "drf", "themis", "yarn-cs"):  # nothing would be tried
-        with pytest.raises(InputError, match="placement=trial|placement is .trial."):
+        with pytest.raises(InputError, match=r"placement=trial|placement is .trial."):
             make_policy(f"{policy}:placement=trial")
     assert make_policy("plait:group=off,placement=trial").tries_placements  # type: ignore[attr-defined]

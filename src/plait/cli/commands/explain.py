@@ -172,8 +172,9 @@ def _next_lines(found: Explanation) -> list[str]:
     else:
         shows = shows.replace(job, f"{job} shows", 1)
     causes = {"failed": "; once its cause is mended", "cancelled": "; to run it again"}
-    again = f"{causes[state]}: plait clone {job}" if state in causes and "plait clone" not in (found.summary or "") else ""
-    return [f"  next: {shows}{again}"]
+    if state in causes and "plait clone" not in (found.summary or ""):
+        shows += f"{causes[state]}: plait clone {job}"
+    return [f"  next: {shows}"]
 
 
 def _stop(stops: Stops) -> str:
