@@ -132,7 +132,13 @@ def still_fits(gpus: IntArray, lo: int, hi: int, row: int, jobs: WalkJobs, devic
         node = devices.whole[gpus[i], NODE]
         if on_node(node, row, jobs, devices) < there[node]:
             return False
-    return True
+    return one_pace(gpus[lo:hi], devices)
+
+
+def one_pace(gpus: IntArray, devices: Devices) -> bool:
+    """Whether a guest's GPUs are of one node, or none has a host."""
+    hosts = [gpu for gpu in gpus if devices.whole[gpu, JOBS] != devices.whole[gpu, GUESTS]]
+    return not hosts or len({int(devices.whole[gpu, NODE]) for gpu in gpus}) == 1
 
 
 def rooms(
@@ -242,44 +248,59 @@ def open_to_guests(gpu: int, devices: Devices, rules: GuestRules) -> bool:
 def least_used(row: int, jobs: WalkJobs, devices: Devices, rules: GuestRules, out: IntArray) -> int:
     """The least used GPUs of one kind for a guest into `out`, none of them its present ones; how many it found.
 
-    Fewer than it needs is what the kind with most of them has.
+    A gang's are rather of one node, and next to hosts only. Fewer than it needs is what the kind with most of them has.
     """
     need, best, best_load = jobs.whole[row, GPUS], 0, 0.0
-    open_ = np.empty(len(devices.whole), dtype=np.bool_)
-    chosen, there = np.empty(need, dtype=np.int64), np.empty(len(devices.nodes), dtype=np.int64)
+    everywhere = np.ones(len(devices.whole), dtype=np.bool_)
+    unhosted = devices.whole[:, JOBS] == devices.whole[:, GUESTS]
+    nodes = [devices.whole[:, NODE] == node for node in range(len(devices.nodes))] if need > 1 else []
+    places = [*nodes, everywhere, unhosted]
     for kind in range(rules.kinds):
-        if not (jobs.whole[row, KINDS] >> kind) & 1:
-            continue
-        for gpu in range(len(open_)):
-            node = devices.whole[gpu, NODE]
-            usable = (
-                devices.nodes[node, KIND] == kind and devices.nodes[node, UP] and open_to_guests(gpu, devices, rules)
-            )
-            open_[gpu] = usable and fits(gpu, row, True, jobs, devices, rules)
-        for i in range(jobs.whole[row, LO], jobs.whole[row, HI]):
-            open_[jobs.held[i]] = False
-        for node in range(len(there)):
-            there[node] = on_node(node, row, jobs, devices)
-        found, load = 0, 0.0
-        while found < need:
-            pick, least = -1, 0.0
-            for gpu in range(len(open_)):
-                if open_[gpu] and there[devices.whole[gpu, NODE]] > 0:
-                    use = devices.amounts[gpu, LOAD] + PER_GUEST * devices.whole[gpu, GUESTS]
-                    if pick < 0 or use < least:
-                        pick, least = gpu, use
-            if pick < 0:
+        for place in places:
+            trial = np.empty(need, dtype=np.int64)
+            found, load = least_used_of(kind, place, row, jobs, devices, rules, trial)
+            pace = found < need or one_pace(trial, devices)
+            if pace and (found > best or (found == need and load < best_load)):
+                best, best_load = found, load
+                out[:found] = trial[:found]
+            if place is everywhere and pace:
                 break
-            open_[pick] = False
-            there[devices.whole[pick, NODE]] -= 1
-            chosen[found] = pick
-            found += 1
-            load += least
-        if found > best or (found == need and load < best_load):
-            best, best_load = found, load
-            for i in range(found):
-                out[i] = chosen[i]
     return best
+
+
+def least_used_of(
+    kind: int, place: BoolArray, row: int, jobs: WalkJobs, devices: Devices, rules: GuestRules, out: IntArray
+) -> tuple[int, float]:
+    """The least used GPUs of a kind among those of `place` (a mask) into `out`: how many, and the sum of their use."""
+    need = jobs.whole[row, GPUS]
+    open_ = np.empty(len(devices.whole), dtype=np.bool_)
+    there = np.empty(len(devices.nodes), dtype=np.int64)
+    if not (jobs.whole[row, KINDS] >> kind) & 1:
+        return 0, 0.0
+    for gpu in range(len(open_)):
+        node = devices.whole[gpu, NODE]
+        usable = devices.nodes[node, KIND] == kind and devices.nodes[node, UP] and open_to_guests(gpu, devices, rules)
+        open_[gpu] = place[gpu] and usable and fits(gpu, row, True, jobs, devices, rules)
+    for i in range(jobs.whole[row, LO], jobs.whole[row, HI]):
+        open_[jobs.held[i]] = False
+    for node in range(len(there)):
+        there[node] = on_node(node, row, jobs, devices)
+    found, load = 0, 0.0
+    while found < need:
+        pick, least = -1, 0.0
+        for gpu in range(len(open_)):
+            if open_[gpu] and there[devices.whole[gpu, NODE]] > 0:
+                use = devices.amounts[gpu, LOAD] + PER_GUEST * devices.whole[gpu, GUESTS]
+                if pick < 0 or use < least:
+                    pick, least = gpu, use
+        if pick < 0:
+            break
+        open_[pick] = False
+        there[devices.whole[pick, NODE]] -= 1
+        out[found] = pick
+        found += 1
+        load += least
+    return found, load
 
 
 def release(gpus: IntArray, lo: int, hi: int, row: int, jobs: WalkJobs, devices: Devices, rules: GuestRules) -> None:

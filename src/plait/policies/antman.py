@@ -80,8 +80,9 @@ class AntMan:
     nothing is preempted. No guaranteed job waits for an opportunistic one that came less than `guest_age_s` before it.
 
     Opportunistic jobs are guests: on the least used GPUs with a use below `limit`, idle, reserved or with a host, at
-    most `max_per_gpu` on each, wherever the part `least_memory` of their memory fits, all or nothing. They count
-    against no quota. A guest without room next to a host (memory, cores) moves or waits; a guest with almost no
+    most `max_per_gpu` on each, wherever the part `least_memory` of their memory fits, all or nothing. A gang prefers
+    one node, and gets no other place next to hosts (ours: its ranks pause together only there). They count against no
+    quota. A guest without room next to a host (memory, cores) moves or waits; a guest with almost no
     progress for `stall_s` on end is checkpointed and moves if a better place exists. A guest that has waited for
     `guest_age_s` on end counts, until it is stopped, as a guaranteed job submitted `guest_age_s` after it.
 
@@ -270,7 +271,7 @@ class GuestWaitReasons(Mapping[int, str]):
             free = f"only {there} of the others are free" if there else "all are held, or reserved for jobs ahead of it"
             return f"{needs}; {free}"
         if status == DISPLACED:
-            what = "a guaranteed job needs the memory or cores that it used"
+            what = "a guaranteed job needs memory or cores that it used, or came to one of its nodes"
             return f"{needs} to share; {what}, and {there or 'no'} others are open to it"
         context, most = float(CONTEXT_BYTES), float(self._view.cluster.kind_gpu_memory_bytes.max())
         needed = float(jobs.gpu_memory_bytes[row])
@@ -284,7 +285,9 @@ class GuestWaitReasons(Mapping[int, str]):
             )
         guests = counted(self._policy.max_per_gpu, "opportunistic job")
         others = f"all but {there} are" if there else "every GPU is"
-        return f"{needs} to share; {others} {self._policy.limit:.0%} busy, short of memory, or has {guests} already"
+        why = f"{needs} to share; {others} {self._policy.limit:.0%} busy, short of memory, or has {guests} already"
+        gang = jobs.gpus[row] > 1 and len(self._view.cluster.nodes) > 1
+        return f"{why}; a gang shares GPUs with guaranteed jobs on one node only" if gang else why
 
     def _project(self, row: int) -> str:
         name = self._view.jobs[row].spec.project

@@ -223,7 +223,7 @@ def keep_guests(
             node = whole[gpu, NODE]
             stays = stays and (there[node] == 0 or on_node(node, asks[row], spare) >= there[node])
             there[node] = 0
-        if stays:
+        if stays and paced_together(gpus, whole):
             take(gpus, asks[row], context, False, whole, amounts, spare)
         else:
             jobs[row, STATUS] = DISPLACED
@@ -295,8 +295,21 @@ def start_host(
 
 
 @part
+def paced_together(gpus: IntArray, whole: IntArray) -> bool:
+    """Whether the ranks of a guest can pause together: they are on one node, or next to no host."""
+    one_node, hosts = True, 0
+    for gpu in gpus:
+        one_node = one_node and whole[gpu, NODE] == whole[gpus[0], NODE]
+        hosts += whole[gpu, JOBS] - whole[gpu, GUESTS]
+    return bool(one_node or hosts == 0)
+
+
+@part
 def least_used(
     kind: int,
+    first_node: int,
+    end_node: int,
+    hosted: bool,
     ask: FloatArray,
     context: float,
     limit: float,
@@ -310,12 +323,13 @@ def least_used(
 ) -> tuple[int, float]:
     """The least used GPUs of a kind for a guest into `out`, best first, at most as many as that has room for.
 
-    GPUs with less use than `limit` and fewer than `most` guests that are not `barred`. Equally used ones go by number.
-    Returns how many, and the sum of their use. Nodes are in the order of their GPUs.
+    GPUs of a range of nodes, next to hosts only if `hosted`, with less use than `limit` and fewer than `most` guests,
+    that are not `barred`. Equally used ones go by number. Returns how many, and the sum of their use. Nodes are in the
+    order of their GPUs.
     """
     need, found = len(out), 0
     uses = np.empty(need)
-    for node in range(len(nodes)):
+    for node in range(first_node, end_node):
         room = on_node(node, ask, spare) if nodes[node, KIND] == kind and nodes[node, UP] else 0
         first, here = nodes[node, FIRST], 0  # so many of the chosen ones are on this node
         for gpu in range(first, nodes[node, END]):
@@ -323,6 +337,7 @@ def least_used(
             if room == 0 or (found == need and use >= uses[need - 1]):
                 continue
             usable = amounts[gpu, LOAD] < limit and whole[gpu, GUESTS] < most
+            usable = usable and (hosted or whole[gpu, JOBS] == whole[gpu, GUESTS])
             for one in barred:
                 usable = usable and one != gpu
             if not usable or not fits(gpu, ask, context, True, whole, amounts):
@@ -372,6 +387,7 @@ def start_guests(
 ) -> None:
     """Put each of these jobs, in turn, on the least used GPUs of a kind that are not its present ones, or nowhere.
 
+    A gang prefers one node, and next to hosts gets no other place: its ranks could not pause together.
     `jobs` and `asks` have a row a job (see `WalkJobs`); `open_gpus` (kinds,) how many GPUs are open to guests. Fills
     in STATUS, THERE, and into `out` the GPUs of starting and moving guests, one after the other.
     """
@@ -389,12 +405,32 @@ def start_guests(
         barred = held[jobs[row, LO] : jobs[row, HI]]
         for kind in range(len(open_gpus)):
             if (jobs[row, KINDS] >> kind) & 1:
-                found, load = least_used(
-                    kind, asks[row], context, limit, most, barred, whole, amounts, nodes, spare, trial
-                )
-                if found > best or (found == need and load < best_load):
-                    best, best_load = found, load
-                    gpus[:found] = trial[:found]
+                # a gang: on each node alone, on all of them, and on those of their GPUs that have no host
+                for step in range(0 if need > 1 else len(nodes), len(nodes) + 2):
+                    lo, hi = (step, step + 1) if step < len(nodes) else (0, len(nodes))
+                    found, load = least_used(
+                        kind,
+                        lo,
+                        hi,
+                        step <= len(nodes),
+                        asks[row],
+                        context,
+                        limit,
+                        most,
+                        barred,
+                        whole,
+                        amounts,
+                        nodes,
+                        spare,
+                        trial,
+                    )
+                    if found == need and not paced_together(trial, whole):
+                        continue
+                    if found > best or (found == need and load < best_load):
+                        best, best_load = found, load
+                        gpus[:found] = trial[:found]
+                    if step == len(nodes):
+                        break  # nothing better is among those without hosts
         jobs[row, THERE] = best
         if best < need:
             continue

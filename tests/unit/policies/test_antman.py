@@ -135,15 +135,30 @@ def test_a_gang_that_needs_two_nodes_stays_in_a_rack() -> None:
 def test_a_gang_that_does_not_fit_holds_what_there_is_and_guests_use_it() -> None:
     here = house()
     here.submit(job("small", 2)).decide()
-    here.submit(job("whole", 8), job("later", 1), job("guest", 6, O)).decide()
-    assert here.gpus() == {0: (0, 1), 3: (2, 3, 4, 5, 6, 7)}
+    here.submit(job("whole", 8), job("later", 1), job("guest", 4, O)).decide()
+    assert here.gpus() == {0: (0, 1), 3: (4, 5, 6, 7)}
     assert here.reservations == (Reservation(1, (2, 3, 4, 5, 6, 7)),)
     assert here.plan.reasons[1] == "needs 8 GPUs; 6 are reserved for it until the rest is free"
     assert here.plan.reasons[2] == "needs 1 GPU; all are held, or reserved for jobs ahead of it"
     here.finish(0).decide()
     assert here.gpus(guests=False) == {1: tuple(range(8))}
     assert here.reservations == ()
-    assert here.gpus(guests=True) == {3: (2, 3, 4, 5, 6, 7)}  # not stopped for it
+    assert here.gpus(guests=True) == {3: (4, 5, 6, 7)}  # not stopped for it
+
+
+def test_a_gang_of_guests_next_to_hosts_is_on_one_node() -> None:
+    """Its ranks can pause together only there; over several nodes it would make no step."""
+    here = house("2x4")
+    here.submit(job("wide", 6, O)).decide()
+    assert here.gpus() == {0: (0, 1, 2, 3, 4, 5)}
+    here.submit(job("host", 3), job("late", 3), job("narrow", 4, O)).decide()
+    assert here.gpus(guests=False) == {1: (4, 6, 7), 2: (0, 1, 2)}
+    assert here.gpus(guests=True) == {3: (0, 1, 2, 3)}
+    assert here.plan.reasons[0].startswith(
+        "needs 6 GPUs to share; a guaranteed job needs memory or cores that it used, or"
+    )
+    here.decide()
+    assert here.plan.reasons[0].endswith("; a gang shares GPUs with guaranteed jobs on one node only")
 
 
 def test_who_has_a_reservation_goes_first_from_then_on() -> None:
@@ -415,7 +430,7 @@ def test_memory_decides_who_fits_and_a_host_takes_it_from_a_guest() -> None:
     here.submit(job("late", 1, gpu_memory_bytes=8e9)).decide()
     assert here.gpus(guests=False) == {0: (0,), 3: (1,)}
     assert 1 not in here.gpus()
-    assert "a guaranteed job needs the memory or cores" in here.plan.reasons[1]
+    assert "a guaranteed job needs memory or cores" in here.plan.reasons[1]
 
 
 def test_a_guest_that_may_not_be_stopped_keeps_its_memory() -> None:
