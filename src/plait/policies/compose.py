@@ -445,7 +445,8 @@ def hosts_apart(view: View, groups: Groups, units: Units) -> Groups:
     """The groups of a plan, those with a host among `units` as a host and its guests.
 
     Placement may leave jobs together that are no unit, because they may not be stopped: they stay host and guests if
-    they are now. `view` is the one of `View.running` with guests.
+    they are now. A unit that placement spreads over several nodes takes turns: ranks of a guest can pause together on
+    one node only. `view` is the one of `View.running` with guests.
     """
     number = view.jobs.number
     host: dict[frozenset[int], int | None] = {}
@@ -465,7 +466,8 @@ def hosts_apart(view: View, groups: Groups, units: Units) -> Groups:
         first = host.get(together)
         if together not in host and not lends.isdisjoint(members):
             first = next((job for job in members if job not in lends), members[0])
-        if first is not None:
+        nodes = view.cluster.gpu_node[groups.gpus[groups.first_gpu[g] : groups.first_gpu[g + 1]]]
+        if first is not None and (nodes == nodes[0]).all():
             copies[g], leads[g] = len(members), first
     if not leads:
         return groups

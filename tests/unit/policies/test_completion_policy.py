@@ -123,6 +123,17 @@ def test_jobs_that_placement_leaves_together_stay_host_and_guest():
     assert flags({}, {0: (1,)}) == {}, "they take turns from now on"
 
 
+@pytest.mark.parametrize(("cluster", "guests"), [("1x2", 1), ("2x1", 0)])
+def test_gangs_are_guests_on_one_node_and_take_turns_over_several(cluster, guests):
+    controller = Controller(make_policy("plait"), Cluster.parse(cluster))
+    pair = job(0, profile=GPU, work_s=100.0), job(1, profile=CPU, work_s=10.0)
+    jobs = [replace(one, gpus=2, min_gpus=2, max_gpus=2) for one in pair]
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of(jobs)))
+    controller.handle(ReplanDue(0.0))
+    assert sorted(controller.running.jobs.tolist()) == [0, 1]
+    assert sum(group.guest for group in controller.running) == guests
+
+
 def test_hosts_and_guests_on_the_same_gpus_are_one_unit_for_placement():
     controller = Controller(make_policy("plait:guests=1"), Cluster.parse("1x2"))
     controller.handle(JobSubmitted(0.0, 0, JobBatch.of([job(i, profile=CPU if i % 2 else GPU) for i in range(4)])))
