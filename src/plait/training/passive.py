@@ -176,9 +176,26 @@ def _storage_and_cpu(lap: Lap, cached: float) -> tuple[float, float]:
     return (storage + rest, cpu) if storage > cpu else (storage, cpu + rest)
 
 
+def _settled(states: Mapping[str, Lap]) -> Mapping[str, Lap]:
+    """`states` as if each had waited for a core in proportion to the time it ran.
+
+    On a busy machine one wait outlasts several iterations of a few milliseconds, so it falls on any state, and the
+    kernel often counts it in the next one: a state that only ran seems blocked. Only the sum over all states is right.
+    """
+    wall, run, queue, _ = map(sum, zip(*states.values(), strict=True))
+    seen, blocked = sum(lap.blocked for lap in states.values()), max(wall - run - queue, 0.0)
+    if run <= 0:
+        return states
+    part, wait = blocked / max(seen, 1e-9), max(wall - run - blocked, 0.0) / run
+    return {
+        name: Lap(part * lap.blocked + (1 + wait) * lap.run, lap.run, wait * lap.run, lap.kernel)
+        for name, lap in states.items()
+    }
+
+
 def parts_of(window: WindowTimes, iteration_s: float) -> tuple[float, ...]:
     """Part of an iteration of `iteration_s` seconds that each resource is in use, by `Resource`; may exceed 1."""
-    states, whole_s = window.states, iteration_s * window.iterations
+    states, whole_s = _settled(window.states), iteration_s * window.iterations
     least_s = LEAST_HOST * whole_s
     loader, host, gap, train, net = (states.get(name, NO_TIME) for name in ("loader", "host", "gap", "train", "net"))
     loaded = _storage_and_cpu(loader, window.reads.cached)
