@@ -10,8 +10,9 @@ import pytest
 from plait.goodput.batch import best_batch
 from plait.goodput.throughput import Measurements, loss
 from plait.goodput.throughput import step_s as plain_step_s
+from plait_papers.pollux import compare
 from plait_papers.pollux.clock import GPUS_PER_NODE, Shape, free_gpus, run
-from plait_papers.pollux.compare import Comparison, over_workloads
+from plait_papers.pollux.compare import Comparison, over_workloads, points
 from plait_papers.pollux.jobs import AdaptiveJob, KnownJob, table_of
 from plait_papers.pollux.pollux import FLOOR, Mean, Pollux, PolluxExact, PolluxSearch, Round
 from plait_papers.pollux.settings import make_rule, read_setting
@@ -233,6 +234,21 @@ def test_fairness_compares_a_job_with_itself_on_its_share(workload):
         w, setting = workload(*jobs), read_setting("tiresias")
         found = fairness(w, simulate(w, setting), setting)
         assert low < found["worst_rho"] < high
+
+
+def test_other_loads_are_the_authors_files_where_they_are_and_copies_elsewhere(tmp_path, monkeypatch):
+    half = tmp_path / "workloads-0.5"
+    half.mkdir()
+    files = [write_workload(folder / "w.csv", (0, "ncf", 1, size)) for size, folder in ((256, tmp_path), (512, half))]
+    rows = {(compare._hash(file), "", "", "optimus"): {"avg_jct_s": str(i)} for i, file in enumerate(files, 1)}
+    monkeypatch.setattr(compare, "_published", lambda: rows)
+    found = {p.at: p for p in points(files[0], tmp_path, ["load"], [0]) if (p.study, p.policy) == ("load", "optimus")}
+    assert {at: (p.cases[0].workload, p.cases[0].times, p.published) for at, p in found.items()} == {
+        "0.5 x": (str(files[1]), 1.0, {"avg_jct_s": 2.0}),
+        "1 x": (str(files[0]), 1.0, {"avg_jct_s": 1.0}),
+        "1.5 x": (str(files[0]), 1.5, {}),
+        "2 x": (str(files[0]), 2.0, {}),
+    }
 
 
 def test_the_mean_over_workloads_has_its_interval():

@@ -24,7 +24,7 @@ from plait_papers.pollux.settings import read_setting
 
 #: Study -> what it varies.
 STUDIES: Mapping[str, str] = {
-    "load": "0.5, 1, 1.5 and 2 times as many jobs, evenly over the file, each copy at the time of its original",
+    "load": "0.5, 1, 1.5 and 2 times as many jobs: the authors' files in workloads-0.5 and so on, otherwise copies",
     "interval": "30 s to 8 min between decisions",
     "p": "exponent of the mean of speed-ups that is made largest",
     "exploration": "jobs that measure themselves, and jobs that know their throughput from the start",
@@ -120,8 +120,9 @@ def points(
         cases = tuple(Case(str(file), str(data), read_setting(text).text, jobs, **more) for text in settings)
         metrics = ("avg_jct_s", "p99_jct_s", "avg_restarts", *FAIRNESS, *COST) if study else tuple(METRICS)
         like = LIKE.get(policy, policy)
-        published = {m: reference(like, m, study=study, at=at, workload=workload) for m in metrics} if known else {}
-        found = {metric: v for metric, v in published.items() if v is not None}
+        own = ("", "") if study == "load" else (study, at)  # the authors' files of other loads are workloads themselves
+        published = {m: reference(like, m, *own, workload=file) for m in metrics}
+        found = {m: v for m, v in published.items() if v is not None and known and "times" not in more}
         return Point(workload.name, study, at, policy, cases, metrics, found)
 
     for policy in LABELS:
@@ -129,8 +130,10 @@ def points(
     pollux = ("pollux", with_seed("pollux-ga", seeds[0]))
     if "load" in studies:
         for times in LOADS:
+            theirs = data / f"workloads-{times:.1f}" / workload.name
+            more = {"file": theirs} if known and theirs.is_file() else {} if times == 1 else {"times": times}
             for policy in ("tiresias", "optimus", "pollux"):
-                yield point("load", f"{times:g} x", policy, [policy], times=times)
+                yield point("load", f"{times:g} x", policy, [policy], **more)
     if "interval" in studies:
         for every in INTERVALS:
             for policy in pollux:
@@ -287,9 +290,9 @@ def is_published(workload: Path) -> bool:
     return any(known[0] == _hash(workload) for known in _published())
 
 
-def reference(policy: str, metric: str, *, workload: Path, study: str = "", at: str = "") -> float | None:
+def reference(policy: str, metric: str, study: str = "", at: str = "", *, workload: Path) -> float | None:
     """The published value of a policy (pollux: of its genetic search) on a workload; None if there is none."""
-    if study in ("load", "p") and at in ("1 x", "-1"):
+    if (study, at) == ("p", "-1"):
         study = at = ""  # as published
     value = _published().get((_hash(workload), study, at, policy), {}).get(metric)
     return float(value) if value else None
