@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +13,14 @@ from test_adaptive_times import Clock
 pytest.importorskip("torch")
 
 import numpy as np
+import torch
 
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, Estimate
 from plait.goodput.fit import Measurements
 from plait.runtime.page import Page
+from plait.training import attach
+from plait.training.adaptive import Adaptive
 from plait.training.adaptive.batch import Fitter, choose, first_batch
 from plait.training.adaptive.loader import AdaptiveDataLoader
 
@@ -48,6 +52,19 @@ def test_the_best_batch_of_a_new_size_is_taken() -> None:
 def test_a_running_job_changes_for_five_per_cent_and_not_for_less() -> None:
     assert choose(LIMITS, THETA, Noise(), 1, 4, (19, 0)) == (19, 0)
     assert choose(LIMITS, THETA, Noise(), 1, 4, (8, 0)) == (22, 0)
+
+
+@pytest.mark.parametrize(("throughput", "local"), [("pollux", 31), ("racks/nodes=1/slower=3", 32)])
+def test_a_job_names_the_model_of_throughput_by_which_its_batch_is_chosen(throughput: str, local: int) -> None:
+    model = torch.nn.Linear(1, 1)
+    loader = AdaptiveDataLoader(range(512), 16, max_batch_size=256, local_batch=(4, 32), accumulation=True)
+    Adaptive(attach(), model, torch.optim.SGD(model.parameters(), 0.1), loader, throughput=throughput)
+    loader.decisions.fitter.theta, loader.decisions.noise = THETA, Noise()
+    ranks: Any = SimpleNamespace(rank=0, nodes=2, world_size=8, largest=lambda values: values)
+    loader.decisions._agree(ranks, None)
+    assert loader.plan.latest == (local, 0)
+    with pytest.raises(InputError, match="throughput is 'other'; it takes a model: "):
+        Adaptive(attach(), model, torch.optim.SGD(model.parameters(), 0.1), loader, throughput="other")
 
 
 @pytest.mark.parametrize(("theta", "noise"), [(None, Noise()), (THETA, None), (THETA, Noise(known=False))])

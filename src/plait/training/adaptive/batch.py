@@ -243,25 +243,28 @@ def choose(
     nodes: int,
     gpus: int,
     current: tuple[int, int] | None = None,
+    throughput: str = "pollux",
 ) -> tuple[int, int]:
     """The best (examples per pass, accumulated passes) on `gpus` GPUs of `nodes` nodes.
 
     `limits` bound the batch, `theta` is the fit of the step times, `noise` the gradient noise; `current` is the batch
-    of a job that runs on these GPUs already. Without `theta` or `noise` the current batch stays, or the initial one.
+    of a job that runs on these GPUs already, `throughput` the name of the model. Without `theta` or `noise` the current
+    batch stays, or the initial one.
     """
     fallback = current if current is not None else first_batch(limits, gpus)
     if theta is None or noise is None or not noise.known:
         return fallback
     from plait.goodput.batch import best_batch, goodput
+    from plait.goodput.models import throughput_model
 
-    jobs = _job(limits, theta, noise)
-    best = best_batch(jobs, [nodes], [gpus])
+    jobs, speed = _job(limits, theta, noise), throughput_model(throughput)
+    best = best_batch(jobs, [nodes], [gpus], speed=speed)
     found = int(best.local[0, 0]), int(best.passes[0, 0])
     if found[0] < 1:
         return fallback
     if current is None:
         return found
-    now = float(goodput(jobs, nodes, gpus, *current)[0])
+    now = float(goodput(jobs, nodes, gpus, *current, speed=speed)[0])
     return found if float(best.goodput[0, 0]) > HYSTERESIS * now else current
 
 
@@ -327,6 +330,7 @@ class Decisions:
         self.fitter, self.schedule = Fitter(), BatchSchedule(interval_s)
         self.noise: Noise | None = None
         self.page: Page | None = None  # to which estimates are reported
+        self.throughput = "pollux"  # name of the model
         self._limits, self._plan, self._timings = limits, plan, timings
         self._of: tuple[int, int] | None = None  # nodes and GPUs for which the batch was chosen
         self._fit_begun = False
@@ -363,7 +367,8 @@ class Decisions:
         """Let all ranks take the batch that rank 0 chooses, from the first step that no rank has planned yet."""
         sent = [0, 0, 0]
         if ranks.rank == 0:
-            choice = choose(self._limits, self.fitter.theta, self.noise, ranks.nodes, ranks.world_size, now)
+            gpus = ranks.nodes, ranks.world_size
+            choice = choose(self._limits, self.fitter.theta, self.noise, *gpus, now, self.throughput)
             longer = 1.0 if now is None else choice[0] * (choice[1] + 1) / (now[0] * (now[1] + 1))
             sent = [*choice, self.schedule.next(max(longer, 1.0))]  # an upper bound, by the number of examples
         at, local, accumulated, steps = ranks.largest([self._plan.steps, *sent])

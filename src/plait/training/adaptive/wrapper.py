@@ -25,6 +25,7 @@ import torch
 from torch.distributed.tensor import distribute_tensor
 
 from plait.core.errors import InputError
+from plait.goodput.models import throughput_model
 from plait.training.adaptive.hooks import GradientHooks, Hook
 from plait.training.adaptive.loader import ALIKE
 from plait.training.adaptive.noise import CautiousNoise, Pass, Reading, Statistics
@@ -136,6 +137,7 @@ class Adaptive:
         comm_hook: Hook | None = None,
         halves: bool = True,
         noise_every: int = NOISE_EVERY,
+        throughput: str = "pollux",
     ) -> None:
         """Adapt `model` (in DDP if there are several ranks), which `optimizer` steps and `loader` feeds.
 
@@ -148,16 +150,18 @@ class Adaptive:
         the first 24 full steps and then in every so many-th, because measuring may take as long as a short step; 1
         measures all. `halves`: on one rank with one pass per step, these steps, from the ninth on, are two halves of
         their batch, whose two gradients show the noise (the optimizer steps after the second). Without it, the gradient
-        is compared with the previous one, which overestimates the noise while weights change fast.
+        is compared with the previous one, which overestimates the noise while weights change fast. `throughput`: the
+        model by which the batch is chosen, as in `pollux:throughput=`: pollux, racks/... or one of another package.
 
         Raises `InputError` for FSDP1, ZeRO, LBFGS, tensor parallelism, several ranks without DDP, a loader that is not
-        adaptive, an optimizer of another model's parameters, one that another `Adaptive` uses, or `noise_every` below
-        1.
+        adaptive, an optimizer of another model's parameters, one that another `Adaptive` uses, `noise_every` below 1,
+        or an unknown `throughput`.
         """
         if noise_every < 1:
             raise InputError(
                 f"Adaptive(noise_every={noise_every}): give 1 to measure in each step, or more to skip some"
             )
+        throughput_model(throughput)
         self.kind = parallel_kind(model)
         check_loader(loader)
         check(self.kind, model, optimizer, scheduler)
@@ -187,6 +191,7 @@ class Adaptive:
         # Hooks of the instance run before the process-wide ones, by which plait counts steps and saves.
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
+        loader.decisions.throughput = throughput
         loader.timings.pooled = self.kind == "fsdp2"
         halves = halves and self.kind != "fsdp2"
         loader.follow(self.careful, self._begin, self._end, counted=True, halves=halves, every=noise_every)
