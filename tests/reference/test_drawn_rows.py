@@ -114,80 +114,70 @@ def test_ends_in_the_order_of_the_released_code(seed):
 
 # -- Pollux 29: the study of load in the artifact's world, under Tiresias ---------------------------------------------
 
-ITERATIONS, MODELS = 600, {"cifar10": (128, 4096, 1024, 100), "bert": (12, 384, 12, 2)}  # M0, M_max, m_max, epochs
+ITERATIONS, MODELS = 8000, {"cifar10": (128, 4096, 1024, 100), "bert": (12, 384, 12, 2)}  # M0, M_max, m_max, epochs
 
 
-def rate(name, epoch, batch, placement, local, passes):
-    """Iterations at M0 a second, on the measurements that `pollux_files` makes: sqr 1, var by file and epoch."""
-    initial = MODELS[name][0]
-    at = 0
-    while initial * 2 ** (at + 1) < batch:
-        at += 1
-    var = 1 + epoch + at + (batch - initial * 2**at) / (initial * 2**at)
-    took, sync = step_s(placement, local)
-    return (var + 1) / (var / (batch / initial) + 1) / (took + passes * (took - sync))
+class Plain:
+    """A job of (submitted, model, GPUs, batch), on the measurements that `pollux_files` makes."""
+
+    def __init__(self, row):
+        self.submitted, self.name, self.gpus, batch = row
+        self.initial, most, most_local, self.epochs = MODELS[self.name]
+        self.epoch = self.done = self.delay = self.ran = self.level = 0
+        self.at, self.end, each = [], math.inf, math.ceil(batch / self.gpus)
+        self.passes = max(math.ceil(each / most_local) - 1, int(self.gpus == 1 and batch > self.initial))
+        self.local = min(math.ceil(each / (self.passes + 1)), most // (self.gpus * (self.passes + 1)))
+
+    def rate(self):
+        """Iterations at M0 a second; of the file of each batch size, var is one more than of the one before."""
+        took, sync = step_s([self.at.count(node) for node in dict.fromkeys(self.at)], self.local)
+        scale = self.gpus * self.local * (self.passes + 1) / self.initial
+        var = 1 + self.epoch + np.interp(scale, 2.0 ** np.arange(6), np.arange(6))
+        return (var + 1) / (var / scale + 1) / (took + self.passes * (took - sync))
+
+    def advance(self, clock):
+        burnt = min(self.delay, 60)
+        self.delay, left = self.delay - burnt, 60 - burnt
+        while self.at and left > 0 and self.end == math.inf:
+            until, rate = ITERATIONS * (self.epoch + 1), self.rate()
+            if self.done + rate * left < until:
+                self.done, left = self.done + rate * left, 0
+            else:
+                left -= round((until - self.done) / rate)
+                self.epoch, self.done = self.epoch + 1, until
+                self.end = clock + 60 - left if self.epoch == self.epochs else math.inf
 
 
-def jcts_under_tiresias(rows, nodes):
-    """Completion times of (submitted, model, GPUs, batch): two queues at 16 GPU-hours, steps of 60 s."""
-    jobs = [{"row": row, "epoch": 0, "done": 0.0, "delay": 0, "at": [], "ran": 0, "end": None} for row in rows]
-    queues, running, clock = ([], []), [], 0
-    while any(job["end"] is None for job in jobs):
+def under_tiresias(rows, nodes):
+    """All jobs, run in steps of 60 s: two queues at 16 GPU-hours, running jobs keep their GPUs."""
+    jobs, line, running, clock = list(map(Plain, rows)), [], [], 0
+    while any(job.end == math.inf for job in jobs):
         for job in jobs:
-            if job["at"]:
-                advance(job, clock)
+            job.advance(clock)
         clock += 60
-        active = [job for job in jobs if job["row"][0] <= clock and job["end"] is None]
-        for job in active:
-            if not any(job is other for other in queues[0] + queues[1]):
-                queues[0].append(job)
-            job["ran"] += 60 * any(job is other for other in running)
-            if job["ran"] * job["row"][2] >= 57600 and any(job is other for other in queues[0]):
-                queues[0][:] = [other for other in queues[0] if other is not job]
-                queues[1].append(job)
-        for queue in queues:
-            queue[:] = [job for job in queue if job["end"] is None]
+        line = [job for job in line if job.end == math.inf]
+        line += [job for job in jobs if job.submitted <= clock and job.end == math.inf and job not in line]
+        for job in [job for job in jobs if job in running and job in line]:
+            job.ran += 60
+            if job.ran * job.gpus >= 57600 and not job.level:
+                job.level = 1
+                line.append(line.pop(line.index(job)))
         left, running = 4 * nodes, []
-        for job in queues[0] + queues[1]:
-            if job["row"][2] <= left:
-                left -= job["row"][2]
+        for job in sorted(line, key=lambda job: job.level):
+            if job.gpus <= left:
+                left -= job.gpus
                 running.append(job)
         for job in jobs:
-            if not any(job is other for other in running):
-                job["at"] = []
-        free = [4 - sum(job["at"].count(node) for job in jobs) for node in range(nodes)]
+            job.at = job.at if job in running else []
+        free = [4 - sum(job.at.count(node) for job in jobs) for node in range(nodes)]
         for job in running:
-            job["delay"] = job["delay"] if job["at"] else 30
-            while len(job["at"]) < job["row"][2]:
-                node = max(range(nodes), key=lambda n: free[n])
-                job["at"].append(node)
-                take = min(free[node], 1 + job["row"][2] - len(job["at"]))
-                job["at"] += [node] * (take - 1)
-                free[node] -= take
-    return [job["end"] - job["row"][0] for job in jobs]
-
-
-def advance(job, clock):
-    _, name, gpus, whole = job["row"]
-    initial, most, most_local, epochs = MODELS[name]
-    burnt = min(job["delay"], 60)
-    job["delay"] -= burnt
-    left = 60 - burnt
-    passes = math.ceil(math.ceil(whole / gpus) / most_local) - 1
-    if gpus == 1 and whole > initial:
-        passes = max(passes, 1)
-    local = min(math.ceil(math.ceil(whole / gpus) / (passes + 1)), most // (gpus * (passes + 1)))
-    placement = [job["at"].count(node) for node in dict.fromkeys(job["at"])]
-    while left > 0 and job["end"] is None:
-        speed = rate(name, job["epoch"], gpus * local * (passes + 1), placement, local, passes)
-        until = ITERATIONS * (job["epoch"] + 1)
-        if job["done"] + speed * left < until:
-            job["done"], left = job["done"] + speed * left, 0
-        else:
-            used = round((until - job["done"]) / speed)
-            job["epoch"], job["done"], left = job["epoch"] + 1, until, left - used
-            if job["epoch"] == epochs:
-                job["end"] = clock + 60 - left
+            job.delay = job.delay if job.at else 30
+            while len(job.at) < job.gpus:
+                node = free.index(max(free))
+                taken = min(free[node], job.gpus - len(job.at))
+                job.at += [node] * taken
+                free[node] -= taken
+    return jobs
 
 
 @pytest.mark.parametrize("times", [0.5, 1.0, 1.5, 2.0])
@@ -195,14 +185,15 @@ def test_completion_times_at_other_loads(times, tmp_path):
     rng = np.random.default_rng(29)
     rows = []
     for i in range(10):
-        name = "cifar10" if rng.random() < 0.6 else "bert"
-        initial, most, *_ = MODELS[name]
+        name = str(rng.choice(["cifar10", "cifar10", "bert"]))
         gpus = int(rng.choice([1, 2, 4, 6]))
-        rows.append((137 * i, name, gpus, min(most, initial * gpus)))
+        rows.append((137 * i, name, gpus, min(MODELS[name][1], MODELS[name][0] * gpus)))
     data = write_measurements(tmp_path / "data", *MODELS, iterations=ITERATIONS)
     case = Case(str(write_workload(tmp_path / "w.csv", *rows)), str(data), "tiresias:nodes=2", times=times)
     copies = [row for i, row in enumerate(rows) for _ in range(math.floor((i + 1) * times) - math.floor(i * times))]
-    assert run_case(case).jct_s == jcts_under_tiresias(copies, 2)
+    plain = under_tiresias(copies, 2)
+    assert run_case(case).jct_s == [job.end - job.submitted for job in plain]
+    assert {job.level for job in plain} == {0, 1}
 
 
 # -- Muri 3 and 8: the best order by enumeration, groups of several jobs exactly --------------------------------------

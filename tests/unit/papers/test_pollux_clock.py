@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.core.errors import InputError, SimulationError
-from plait_papers.pollux.baselines import Optimus, Tiresias, iteration_s, most_gpus, packed, remaining
+from plait_papers.pollux.baselines import Optimus, iteration_s, most_gpus, packed, remaining
 from plait_papers.pollux.clock import Allocation, Shape, crowded_nodes, fill, placement_of, run
 from plait_papers.pollux.jobs import Job, fixed_batch
 from plait_papers.pollux.settings import make_rule, read_setting
@@ -38,28 +38,6 @@ class Scripted:
 
 BERT = (0, "bert", 1, 12)
 """2 epochs of 200 iterations (401 in the end: the smallest file counts), each at 12 examples."""
-
-
-def bert_s(placement, local, passes, batch):
-    """Seconds of an epoch of 200 at the noise of its two epochs."""
-    step, sync = step_s(placement, local)
-    for var in (1.0, 2.0):
-        scale = batch / 12
-        yield 200 / ((var + 1) / (var / scale + 1)) * (step + passes * (step - sync))
-
-
-def test_a_job_alone(workload):
-    """Starts at 60, waits 30 s, then two epochs, each in whole seconds."""
-    rule = Scripted({0: (5,)})
-    done = run(workload(BERT), rule, Shape())
-    first, second = (round(s) for s in bert_s((1,), 12, 0, 12))
-    assert done.first_start_s.tolist() == [60]
-    assert done.end_s.tolist() == [60 + 30 + first + second]
-    assert done.jct_s.tolist() == done.end_s.tolist()
-    assert done.restarts.tolist() == [0]
-    assert done.rounds == math.ceil(done.end_s[0] / 60)
-    assert done.ran_s.tolist() == done.attained_gpu_s.tolist() == [30 + first + second]
-    assert [seen[0] for seen in rule.seen] == [60 * i for i in range(1, done.rounds)]
 
 
 def test_whatever_changes_the_list_of_nodes_is_a_restart(workload):
@@ -131,24 +109,6 @@ def test_taking_gpus():
     assert fill(3, free) == (2, 2, 0)
     with pytest.raises(SimulationError, match="wants 5 GPUs where only 1 are free"):
         fill(5, free)
-
-
-def test_tiresias_lets_smaller_jobs_pass_and_demotes(workload):
-    rule = Tiresias(w := workload((0, "bert", 40, 384), (0, "bert", 30, 384), (0, "ncf", 1, 32768)), Shape())
-    jobs = [Job(i, s, w.measured[s.application.name]) for i, s in enumerate(w.jobs)]
-    held = rule.decide(60, jobs, {})
-    assert sorted(held) == [0, 2]
-    assert held[0] == tuple(node for node in range(10) for _ in range(4))
-    assert held[2] == (10,)
-    # 40 GPUs have had their 16 GPU-hours after 1,440 s: then the second job is before the first.
-    assert sorted(rule.decide(1440, jobs, held)) == [0, 2]
-    later = rule.decide(1500, jobs, held)
-    assert rule.queues == ([1, 2], [0])
-    assert sorted(later) == [1, 2]
-    assert later[2] == held[2]
-    assert later[1].count(10) <= 3
-    assert rule.decide(1560, jobs[:1], {})[0] == held[0]
-    assert rule.queues == ([], [0])
 
 
 def test_tiresias_refuses_a_job_that_never_fits(workload):
