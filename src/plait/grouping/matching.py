@@ -13,8 +13,6 @@ complete graph is a best matching; pairs of weight 0 are dropped from it.
 Ties: which of several best matchings is returned depends on the numbering of the vertices and on nothing else. In an
 odd cycle the lowest vertex is left over, and among events that are due together the lowest vertex comes first.
 
-`tests/reference/plain_matching.py` is the same in plain Python, and the tests compare the two.
-
 Greedy matching improved by exchanges of two pairs: 99.6 % of the optimum, for buckets too large to match exactly.
 """
 
