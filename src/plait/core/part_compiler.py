@@ -3,6 +3,8 @@
 Numba does all of that for each function, and again for its copy in each function that calls it. A part is never called
 but by kernels, so once is enough: the optimiser sees the whole of a kernel. That takes a third less time for the
 packet simulator, and its machine code is no slower. Only `plait.core.jit` uses this module.
+
+Named tuples of arrays go from part to part as a `Reference`: their fields are read where they are used.
 """
 
 from __future__ import annotations
@@ -10,8 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 from numba import _dynfunc  # type: ignore[attr-defined]
-from numba.core import codegen, compiler, typed_passes
+from numba.core import cgutils, codegen, compiler, imputils, typed_passes, types
 from numba.core.compiler_machinery import register_pass
+from numba.core.datamodel import models
+from numba.core.typing import templates
+from numba.extending import lower_builtin, register_model, type_callable
 
 
 class _PartLibrary(codegen.JITCodeLibrary):
@@ -100,3 +105,52 @@ def supported() -> bool:
     library = codegen.JITCodeLibrary
     needed = ("_optimize_functions", "_optimize_final_module", "_finalize_final_module")
     return all(hasattr(library, name) for name in needed) and hasattr(_dynfunc, "make_function")
+
+
+class Reference(types.Type):
+    """The address of a named tuple in the frame of a kernel."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        super().__init__(name=f"Reference({target})")
+
+
+@register_model(Reference)
+class _ReferenceModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Reference) -> None:
+        super().__init__(dmm, fe_type, dmm.lookup(fe_type.target).get_value_type().as_pointer())
+
+
+def _seen(field: types.Type) -> types.Type:
+    """The type of a field of a named tuple that is referred to."""
+    return Reference(field) if isinstance(field, types.BaseNamedTuple) else field
+
+
+@templates.infer_getattr
+class _ReferenceFields(templates.AttributeTemplate):
+    key = Reference
+
+    def generic_resolve(self, typ: Any, attr: str) -> Any:  # type: ignore[override]
+        fields = typ.target.fields
+        return _seen(typ.target.types[fields.index(attr)]) if attr in fields else None
+
+
+@imputils.lower_getattr_generic(Reference)  # type: ignore[untyped-decorator]
+def _field(context: Any, builder: Any, reference: Reference, address: Any, name: str) -> Any:
+    at = reference.target.fields.index(name)
+    field, inner = reference.target.types[at], cgutils.gep_inbounds(builder, address, 0, at)
+    if isinstance(field, types.BaseNamedTuple):
+        return inner
+    return imputils.impl_ret_borrowed(context, builder, field, builder.load(inner))
+
+
+def refer(function: Any) -> None:
+    """Let `function(named_tuple)`, called in a kernel, return a reference to a copy in the kernel's frame."""
+
+    @type_callable(function)
+    def typed(context: Any) -> Any:
+        return lambda value: Reference(value) if isinstance(value, types.BaseNamedTuple) else None
+
+    @lower_builtin(function, types.BaseNamedTuple)  # type: ignore[untyped-decorator]
+    def lowered(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return cgutils.alloca_once_value(builder, arguments[0])

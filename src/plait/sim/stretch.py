@@ -20,6 +20,7 @@ from plait.control.job_store import LIFE_COLUMNS
 from plait.control.plan_check.check import OK, plan_error
 from plait.core.arrays import IntArray
 from plait.core.errors import SimulationError
+from plait.core.jit import announced
 from plait.core.jobs import Checkpoints, placement_skew
 from plait.core.jobs.keys import QUEUE
 from plait.core.plan import Groups, Plan
@@ -106,6 +107,8 @@ def run_stretches(controller: Controller, backend: Simulator, records: Sequence[
     store = controller.job_store
     store.append(backend.reported, 0.0)
     s = _stretch(controller, backend)
+    with announced("simulations at every event", 8):
+        run_stretch(s, 0)
     while True:
         before = int(s.counts[layout.EVENTS])
         run_stretch(s, PATIENCE - int(s.counts[layout.INSTANTS]) % PATIENCE)

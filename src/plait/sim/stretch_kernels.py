@@ -18,7 +18,7 @@ from plait.control.plan_check import check
 from plait.control.plan_check.check import GPU_TWICE, OK, WRONG_SIZE, gpus_fault
 from plait.core import preemption_kernels as keeping
 from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.core.jit import as_part, lean_part, linked
+from plait.core.jit import as_part, by_reference, lean_part, linked
 from plait.core.jobs import keys
 from plait.core.jobs.keys import ATTAINED, QUEUE, RUN, leaves_queue_s, order_key, queue_of
 from plait.core.preemption_kernels import CLOCK_S, kept_until_s, stop_loss_s
@@ -762,11 +762,12 @@ def admit_arrivals(
 
 
 @linked(bodies, keys, keeping, kernels, check, job_rows, nogil=True)
-def run_stretch(s: Stretch, instants: int) -> None:
+def run_stretch(stretch: Stretch, instants: int) -> None:
     """Go through at most so many instants; stops earlier if all jobs have ended, nothing is due, or a plan is refused.
 
     Also where the block of rows is full: an instant has at most one end, one stop and one start for each GPU.
     """
+    s = by_reference(stretch)
     at, counts, rows, submit_ms, stop_ms = s.at, s.counts, s.rows, s.trace.submit_ms, s.bodies.stop_ms
     heap, order, competing_base, round_ms = s.queue.heap, s.queue.order, s.life.competing_base, s.rules.round_ms
     gpus, last, most, most_gpus = len(s.held.owner), counts[INSTANTS] + instants, len(rows.kind), len(rows.gpus)

@@ -7,10 +7,24 @@ import subprocess
 import sys
 import threading
 import time
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 
-from plait.core.jit import HAVE_NUMBA, as_part, has_machine_code, kernel, lean_part, linked, long_kernel, part, plain
+from plait.core.arrays import FloatArray, IntArray
+from plait.core.jit import (
+    HAVE_NUMBA,
+    as_part,
+    by_reference,
+    has_machine_code,
+    kernel,
+    lean_part,
+    linked,
+    long_kernel,
+    part,
+    plain,
+)
 
 MODULE = """
 from plait.core.jit import kernel, part
@@ -87,6 +101,48 @@ def test_a_kernel_is_a_part_of_another_one_and_needs_no_machine_code_of_its_own(
     assert halved_often(1 << 20, 3) == _halved_twice(1 << 16) == plain(halved_often)(1 << 20, 3) == 1 << 14
     assert not getattr(halved_twice, "overloads", None)
     assert halved_twice(1 << 16) == 1 << 14
+
+
+class Pair(NamedTuple):
+    values: IntArray
+    weights: FloatArray
+
+
+class Whole(NamedTuple):
+    doubles: bool
+    first: Pair
+    second: Pair
+    scale: float
+
+
+@lean_part
+def add_weighted(whole: Whole, pair: Pair, k: int) -> None:
+    times = 2 if whole.doubles else 1
+    pair.values[k] += int(times * whole.scale * pair.weights[k])
+
+
+@linked()
+def add_to_the_lighter(whole: Whole) -> int:
+    all_of = by_reference(whole)
+    for k in range(len(all_of.first.values)):
+        pair = all_of.first
+        if pair.weights[k] > all_of.second.weights[k]:
+            pair = all_of.second
+        add_weighted(all_of, pair, k)
+    return len(all_of.second.values)
+
+
+@pytest.mark.parametrize("doubles", [False, True])
+def test_parts_read_and_write_what_a_kernel_passes_by_reference(doubles):
+    def whole():
+        first = Pair(np.array([1, 2, 3]), np.array([1.0, 5.0, 2.0]))
+        return Whole(doubles, first, Pair(np.array([10, 20, 30]), np.array([3.0, 4.0, 7.0])), 10.0)
+
+    compiled, python, times = whole(), whole(), 2 if doubles else 1
+    assert add_to_the_lighter(compiled) == plain(add_to_the_lighter)(python) == 3
+    for made in (compiled, python):
+        assert made.first.values.tolist() == [1 + 10 * times, 2, 3 + 20 * times]
+        assert made.second.values.tolist() == [10, 20 + 40 * times, 30]
 
 
 def test_plain_twin_calls_plain_kernels():

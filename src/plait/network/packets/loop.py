@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plait.core.jit import linked
+from plait.core.jit import by_reference, linked
 from plait.network.packets import heap, links, measure, peers, state, steps
 from plait.network.packets.heap import remove_first, replace_first
 from plait.network.packets.links import put_on_link, settle, take
@@ -28,12 +28,13 @@ from plait.network.protocol.worker import FINISHED, IGNORED
 
 
 @linked(header, addressing, congestion, switch, server, worker, state, heap, links, measure, peers, steps)
-def run(net: Net, until: int) -> int:
+def run(state_of_all: Net, until: int) -> int:
     """Take events until none is left: all workers are finished, no packet is on its way. Returns what went wrong.
 
     TOO_LATE: an event after `until`, in ps. Sources of events are, in this order: queues, the timers of workers, starts
     of their tensors, sweeps of switches, reminders of servers, packets of background traffic.
     """
+    net = by_reference(state_of_all)
     lines, ends, info, held = net.links, net.ends, net.links.info, net.fabric.switch_info
     nodes, workers, timers = len(ends.worker_at), len(ends.hosts), len(lines.queues)
     lined = 2 * len(lines.channels)
