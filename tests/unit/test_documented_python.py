@@ -54,7 +54,6 @@ ELSEWHERE = {
     "README": "tests/unit/test_readme.py",
     "adaptive-training": "tests/unit/training/test_adaptive_guide.py",
     "debug-an-incident": "tests/unit/live/test_incident_page.py",
-    "share-a-network": "tests/unit/network/test_share_page.py",
     "aggregate-gradients": "needs two ranks: tests/live/test_ddp_aggregation.py",
     "run-a-switch": "needs a running switch: tests/unit/live/dataplane",
     "use-from-programs": "needs a running service: tests/live",
@@ -82,9 +81,10 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
 
 
 def _checked(text: str) -> str:
-    """The block; a row `expression  # 'value'` with a literal as its comment also compares the two."""
+    """The block; a row `expression  # 'value'` with a literal or a class as its comment also compares the two."""
     rows = []
     for row in text.splitlines():
-        match = re.fullmatch(r"(\w[^#=]*\S)  # ('.*'|-?\d[\d.]*|\(.*\))", row)
-        rows.append(f"assert repr({match[1]}) == repr({match[2]}), repr({match[1]})" if match else row)
+        match = re.fullmatch(r"(\w[^#=]*\S)  # ('.*'|-?\d[\d.]*|\(.*\)|[A-Z]\w*\(.*\))", row)
+        shown = match and (repr(match[2]) if match[2][0].isupper() else f"repr({match[2]})")
+        rows.append(f"assert repr(({match[1]})) == {shown}, repr(({match[1]}))" if match else row)
     return "\n".join(rows) + "\n"

@@ -143,6 +143,15 @@ def test_refused_jobs_are_named(plait, small):
     assert "and 1 more" in answer.err
 
 
+@pytest.mark.parametrize("words", [("simulate",), ("sweep", "out", "--trace")])
+def test_a_run_in_which_no_job_finished_is_an_error_after_its_output(plait, tmp_path, words):
+    (tmp_path / "t.csv").write_text(f"{HEADER}\na,0,64,10,exact,completed,\nb,1,64,10,exact,completed,\n")
+    answer = plait(*words, "t.csv", "-p", "fifo", "-c", "1x2", "-c", "8x8", "--json", "r.json", "--seed", 0)
+    assert answer.code == 4, answer.err
+    assert "no job finished in 1 of 2 runs: t.csv under fifo on 1x2" in answer.err
+    assert [run["finished"] for run in json.loads((tmp_path / "r.json").read_text())] == [0, 2]
+
+
 def test_dropped_rows_are_counted(plait, tmp_path):
     rows = "a,0,1,10,exact,completed,\nb,1,0,10,exact,completed,4000\n"
     (tmp_path / "t.csv").write_text(f"{HEADER},cpu_milli\n{rows}")

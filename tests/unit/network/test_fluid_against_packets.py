@@ -29,7 +29,7 @@ from plait.network.fluid.exchanges import Adders, Exchange, Prepared, prepared
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.fluid.memory import SteadyRates, steady_rates
 from plait.network.measured import Measured
-from plait.network.packets.run import flow
+from plait.network.packets.run import FEWEST_PARTS, PARTS, flow
 from plait.network.topology.paths import Graph
 from plait.network.topology.read import networked
 from sampling import sample
@@ -43,7 +43,7 @@ from sampling import sample
         pytest.param(sample(RACKS[2::7], RACKS), 0.15, 0.05, 0.07, id="racks"),
         pytest.param(sample(NARROW[8:9], NARROW), 0.15, 0.05, 0.07, id="narrow"),
         pytest.param(sample(BURSTS[8:9], BURSTS), 0.15, 0.05, 0.08, id="bursts"),
-        pytest.param(sample(CROWDS[7:8], CROWDS), 0.40, 0.10, 0.20, id="crowds"),
+        pytest.param(sample(CROWDS[:1], CROWDS), 0.15, 0.05, 0.35, id="crowds"),
         pytest.param(sample(MIXES[:1], MIXES), 0.20, 0.05, 0.08, id="mixes"),
         pytest.param(sample(FRESH[:1], FRESH), 0.20, 0.05, 0.08, id="fresh"),
     ],
@@ -82,23 +82,24 @@ def test_packets_are_followed_once_and_only_where_sums_stall(monkeypatch: pytest
     assert len(runs) == 1
 
 
-def test_rates_are_doubtful_on_shared_nodes_and_where_packets_cannot_be_followed() -> None:
-    graph = Graph.of(made := networked(Cluster.parse("70x1@35"), "leaf-spine:aggregators=300,aggregating=all,levels=2"))
+def test_packets_are_followed_on_shared_nodes_and_rates_doubtful_where_they_cannot_be() -> None:
+    graph = Graph.of(made := networked(Cluster.parse("70x1@35"), "leaf-spine:aggregators=900,aggregating=all,levels=2"))
     beside = Exchange(PlacedJob((0, 1, 2, 35), 0), "hash", window=200)
-    wide = Exchange(PlacedJob(tuple(range(66)), 69), "hash", window=200)
+    wide = Exchange(PlacedJob(tuple(range(66)), 66), "hash", window=200)
     own = Exchange(PlacedJob((0, 1, 2, 35), 0), "region", 200)
-    for one, rates, doubtful in ((beside, "law", True), (wide, "packets", True), (own, "packets", False)):
+    slots = Exchange(PlacedJob((0, 1, 2, 35)), "dedicated", 200, adds="leaf+spine")
+    for one, rates, followed in (
+        (beside, "auto", True), (beside, "law", None), (wide, "packets", None), (own, "auto", True), (own, "law", None),
+        (slots, "auto", False),
+    ):  # fmt: skip
         factors = Measured(made, graph, rates).factors([one], [prepared(graph, one)], np.array([20e9]), np.array([2.0]))
-        assert (factors is None) is doubtful
+        assert (None if factors is None else bool((factors != 1).any())) is followed, (one, rates)
 
 
-def test_a_server_next_to_a_worker_of_another_job_stalls_its_sums() -> None:
-    """The law does not know that packets of one worker queue behind results; packets, and rates by them, do."""
-    point = CROWDS[0]
-    assert abs(next(iter(compared([point], (1,)))).worst) < 0.3
-    _, _, _, law = _measured(point)
-    scenario = point.scenario()
-    assert law.bits_per_s[0] > 2 * flow(scenario, 2e-4, 2e-3).bits_per_s[0]
+def test_a_flow_ends_when_its_rates_are_known() -> None:
+    scenario = CROWDS[0].scenario()
+    few = flow(scenario, 1e-4, 1e-4 + (1e-2 - 1e-4) * FEWEST_PARTS / PARTS)
+    assert flow(scenario, 1e-4, 1e-2, near=1.0).bits_per_s == pytest.approx(few.bits_per_s)
 
 
 def test_hash_is_the_law_that_fits_shared_hash_addressing() -> None:

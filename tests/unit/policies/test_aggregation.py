@@ -35,7 +35,7 @@ from plait.traces.synthetic import generate
 pytestmark = pytest.mark.filterwarnings("ignore:plait. rates of jobs that share nodes:RuntimeWarning")
 
 RACKS = networked(Cluster.parse("8x4@4"), "leaf-spine:oversubscription=4,aggregators=4000,aggregating=all")
-WORLD = replace(make_world("ideal"), physics=NetworkPhysics())
+WORLD = replace(make_world("ideal"), physics=NetworkPhysics(rates="law"))
 
 
 def wide(count: int, gpus: int = 8, **more: object) -> JobBatch:
@@ -266,7 +266,7 @@ def exchange_s(manager: str, routing: str, nodes: list[list[int]], network: str)
     jobs, on = spread_jobs(nodes)
     policy = WithAggregation(Fixed(on), manager_of(manager), routing)
     cluster = networked(Cluster.parse("32x4@8"), network)
-    done = simulate(jobs, cluster, policy, replace(WORLD, physics=NetworkPhysics()), check=True)
+    done = simulate(jobs, cluster, policy, WORLD, check=True)
     return done.controller.job_store.columns["end_s"][: len(jobs)] - 200.0
 
 

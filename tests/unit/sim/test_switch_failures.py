@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:plait. rates of jobs that share 
 
 ONE = networked(Cluster.parse("4x4"), "single-switch:aggregators=40000,link_gbps=80")
 RACKS = networked(Cluster.parse("8x4@4"), "leaf-spine:oversubscription=2,aggregators=4000")
-WORLD = replace(make_world("ideal"), physics=NetworkPhysics())
+WORLD = replace(make_world("ideal"), physics=NetworkPhysics(rates="law"))
 #: Seconds of an iteration on four nodes as a ring, and with aggregation (as in the tests of the policy).
 RING_S, ADDED_S = 0.4, 0.4 - 0.15 + 0.1 * 306 / 248
 (SWITCH,) = ONE.network.names  # type: ignore[union-attr]

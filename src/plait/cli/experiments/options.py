@@ -176,8 +176,8 @@ class Request:
     rates: Annotated[
         Text,
         typer.Option(
-            help="With a network: rates of jobs that share memory of switches: by the `law`, or by `packets`, which "
-            "takes up to two CPU seconds for each set of exchanges. [default: law]"
+            help="With a network: rates of jobs that share memory of switches: by a `law`, by `packets` (two CPU "
+            "seconds for each set of exchanges), or by packets where the law does not hold. [default: auto]"
         ),
     ] = None
     guest_models: Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,8 @@ from plait.cli.experiments.cases import make_cases
 from plait.cli.experiments.options import Request
 from plait.cli.experiments.outputs import STDOUT, Outputs, names_of_runs
 from plait.cli.render.console import Bar, Printer, console
-from plait.control.metrics import RunResult
-from plait.core.errors import InputError, suggest
+from plait.control.metrics import RunResult, Value
+from plait.core.errors import InputError, SimulationError, suggest
 from plait.live.notes import note
 from plait.policies.catalog import import_from_here, split_policies
 from plait.sim.published import PublishedRun, PublishedWorld, published_names, published_world
@@ -49,6 +49,7 @@ def answer(request: Request, *, most: int | None = None) -> None:
             show(results, console(most=most))
             for path in outputs.commit():
                 note(f"wrote {path}")
+    check_finished([result.summary for result in results])
 
 
 def run_all(cases: Sequence[Case], processes: int) -> list[RunResult]:
@@ -239,3 +240,11 @@ def warn_about_jobs(results: Sequence[RunResult]) -> None:
                 finished = f"averages are over the {summary['finished']} that finished"
                 note("\n".join([f"warning: {summary['trace']}, {summary['policy']}: {head}; {finished}", *lines]))
             printed[(head, lines)] += 1
+
+
+def check_finished(summaries: Sequence[Mapping[str, Value | None]]) -> None:
+    """Raise `SimulationError` if no job of a run finished, so that the run has no figures; cancelled jobs never do."""
+    empty = [s for s in summaries if not s["finished"] and s["jobs"] != s["cancelled"]]
+    if empty:
+        runs = dict.fromkeys(f"{s['trace']} under {s['policy']} on {s['cluster']}" for s in empty)
+        raise SimulationError(f"no job finished in {len(empty)} of {len(summaries)} runs: {', '.join(runs)}")

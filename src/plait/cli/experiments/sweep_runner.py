@@ -15,6 +15,7 @@ from typing import Any, cast
 from plait.cli.experiments.cases import make_asked_world, read_prices, settings
 from plait.cli.experiments.options import Request, SweepRequest
 from plait.cli.experiments.outputs import STDOUT, Outputs
+from plait.cli.experiments.simulation import check_finished
 from plait.cli.render.console import Bar, console
 from plait.cli.render.forecast_lines import print_comparison
 from plait.control.metrics import RunResult, Value
@@ -60,6 +61,7 @@ def run_sweep(request: SweepRequest) -> None:
         show(summaries, to_error=STDOUT in (request.json, request.csv))
         for path in outputs.commit():
             note(f"wrote {path}")
+    check_finished(summaries)
 
 
 def make_grid(request: SweepRequest) -> Grid:

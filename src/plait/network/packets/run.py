@@ -20,6 +20,9 @@ from plait.network.protocol.switch import HELD
 
 __all__ = ["flow", "simulate"]
 
+#: Parts of the time whose rates are compared, and those before a simulation may end.
+PARTS, FEWEST_PARTS = 20, 5
+
 
 def simulate(scenario: Scenario, manager: Inalloc | None = None) -> PacketResults:
     """Run a scenario, the same each time.
@@ -57,25 +60,29 @@ class Flow:
     aggregated: FloatArray
 
 
-def flow(scenario: Scenario, from_s: float, until_s: float) -> Flow:
+def flow(scenario: Scenario, from_s: float, until_s: float, near: float = 0.0) -> Flow:
     """Rates of jobs between two times of a simulation; raises as `simulate` does, and if all end before.
 
-    The share of sums completed in a switch is the mean over the switches that add up for a job.
+    With `near` the simulation ends when the standard error of the rate of each job, of parts of the time, is a smaller
+    part of it. The share of sums completed in a switch is the mean over the switches that add up for a job.
     """
     net, counts = build(scenario), []
-    for at_s in (from_s, until_s):
+    for at_s in np.linspace(from_s, until_s, PARTS + 1).tolist():
         net.links.info[FAULT] = FINE
         with announced("the packet simulator", cpu_s=10):
             fault = run(net, ps(at_s))
         if fault != TOO_LATE:
             raise SimulationError(_why(net, scenario, fault) if fault else f"all jobs ended before {at_s:g} s")
-        counts.append((net.ends.delivered.sum(axis=1), net.fabric.jobs_at["aggregated"].copy()))
-    (first, before), (last, after) = counts
+        counts.append((at_s, net.ends.delivered.sum(axis=1), net.fabric.jobs_at["aggregated"].copy()))
+        each = np.diff([count[1] for count in counts], axis=0)
+        if len(each) >= FEWEST_PARTS and (each.std(axis=0, ddof=1) < near * len(each) ** 0.5 * each.mean(axis=0)).all():
+            break
+    (_, first, before), (ended_s, last, after) = counts[0], counts[-1]
     sums = (last - first) / np.array([job.workers for job in scenario.jobs])
     adds = net.fabric.jobs_at["expected"] != 0
     payload = np.array([8.0 * job.options.payload_bytes for job in scenario.jobs])
     shares = np.where(adds, after - before, 0).sum(axis=0) / np.maximum(sums * adds.sum(axis=0), 1)
-    return Flow(payload * sums / (until_s - from_s), shares)
+    return Flow(payload * sums / (ended_s - from_s), shares)
 
 
 def _why(net: Net, scenario: Scenario, fault: int) -> str:

@@ -66,7 +66,7 @@ class NetworkPhysics:
     inner: StandardPhysics = field(default_factory=StandardPhysics)
     overlap: float = 0.0
     phases: str = "random"
-    rates: str = "law"
+    rates: str = "auto"
     _known: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
     _measured: dict[tuple[Exchange, ...], FloatArray | None] = field(default_factory=dict, compare=False, repr=False)
 
@@ -253,10 +253,10 @@ def _over_ring(truth: JobBatch, job: int, workers: IntArray) -> float:
 
 #: Of an iteration alone, the least computation: the times of jobs are those of a cycle of both.
 LEAST_COMPUTE = 1e-6
-#: Warning about rates that neither the law of memory nor packets give.
+#: Warning about rates by the law of memory where it does not hold.
 DOUBTFUL = (
     "plait: rates of jobs that share nodes, or little memory of switches, may be wrong by more than half: they are by "
-    "the law, not by packets (--rates packets: slow); see docs/explanation/network.md"
+    "the law, not by packets, which --rates auto follows for up to 64 workers; see docs/explanation/network.md"
 )
 #: Solutions and paths that are kept.
 MOST_KNOWN = 20_000
