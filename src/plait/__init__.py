@@ -93,7 +93,6 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name at its first use."""
     if name not in _HOME:
         raise AttributeError(f"module 'plait' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME[name]), name)

@@ -48,7 +48,6 @@ def command(
 
 
 def _parameter(one: Declared) -> Any:
-    """The typer option of a declared option."""
     option = one.option
     flags = [*([f"-{option.short}"] if option.short else []), f"--{one.word}"]
     return typer.Option(

@@ -112,13 +112,11 @@ class _Collecting:
         self._parser = parser
 
     def add_option(self, *, action: str | None = None, **settings: Any) -> None:
-        """Add an option that appends what click would overwrite."""
         action = {None: "append", "store": "append", "store_const": "append_const"}.get(action, action)
         self._parser.add_option(action=action, **settings)
 
 
 def _add(add: Callable[[Any, Any], None], parser: Any, ctx: Any) -> None:
-    """Add an option to a parser."""
     add(_Collecting(parser), ctx)
 
 
@@ -138,7 +136,6 @@ def _single(param: Any, ctx: Any, values: Sequence[Any]) -> Any:
 
 
 def _collected(param: Any, value: Any) -> bool:
-    """Whether the value is all values of an option that takes one."""
     return isinstance(param, TyperOption) and isinstance(value, list) and not (param.multiple or param.count)
 
 

@@ -99,7 +99,6 @@ class Asked:
     as_json: JsonFlag = False
 
     def __post_init__(self) -> None:
-        """Refuse options that exclude each other."""
         if self.show_schema:
             return
         ways = {
@@ -271,7 +270,6 @@ def _settle(
 
 
 def _variables(pairs: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that --env sets."""
     out = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -396,7 +394,6 @@ def of_submitter(
 
 
 def _exportable(environ: Mapping[str, str]) -> list[str]:
-    """Names that --export-all carries."""
     return [
         name
         for name, value in environ.items()

@@ -238,7 +238,6 @@ class Controller:
         return f"not aggregated: {note or f'policy {describe(self.policy)} grants it no memory of switches'}"
 
     def _gpu_name(self, gpu: int) -> str:
-        """A GPU as node and number on it."""
         node = self.cluster.gpu_node[gpu]
         return f"{self.cluster.nodes[node].id}:{gpu - self.cluster.first_gpu[node]}"
 

@@ -206,7 +206,6 @@ class History:
         self.last_s = -math.inf
 
     def __call__(self, event: Event, commands: Sequence[Command]) -> None:
-        """Take note of one event and the commands it caused."""
         self.events += 1
         at_s = self.last_s = event.at_s
         if isinstance(event, (JobFinished, JobFailed, JobCancelled, LaunchFailed)):

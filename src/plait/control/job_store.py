@@ -352,7 +352,6 @@ class JobStore:
         return plain
 
     def _known(self) -> IntArray:
-        """Jobs whose request is kept."""
         parts = [np.arange(len(self._chosen))] + [np.arange(first, first + len(b)) for first, b in self.batches]
         return np.concatenate(parts).astype(np.int64)
 

@@ -217,7 +217,6 @@ def _of_class(name: str, rows: BoolArray, jobs: Outcomes) -> dict[str, float | i
 
 
 def _guest_spans(timeline: Timeline) -> BoolArray:
-    """Whether each span is that of a guest."""
     if not len(timeline.group_guest):
         return np.zeros(len(timeline.span_job), dtype=bool)
     flags: BoolArray = timeline.group_guest[timeline.span_group]
@@ -283,7 +282,6 @@ def network_figures(
 
 
 def _covered_s(spans: list[tuple[float, float]]) -> float:
-    """Seconds that some of these spans cover."""
     total, until_s = 0.0, -math.inf
     for begin_s, end_s in sorted(spans):
         total += max(0.0, end_s - max(begin_s, until_s))
@@ -318,7 +316,6 @@ class Window:
     by: Literal["submit_s", "number"] = "submit_s"
 
     def __post_init__(self) -> None:
-        """Refuse a window without room for a job."""
         if not self.start < self.stop:
             raise InputError(f"window {self.start}..{self.stop} is empty; give start < stop")
         if self.by not in ("submit_s", "number"):
@@ -482,7 +479,6 @@ def _effort(columns: Mapping[str, Any], jobs: Outcomes, counted: BoolArray) -> d
 
 
 def _cluster_figures(use: Occupancy, fragments: tuple[Steps, Steps], span: tuple[float, float]) -> dict[str, Value]:
-    """Time averages over the whole cluster."""
     capacity, held = use.capacity.area(*span), use.held.area(*span)
     useful = math.nan if use.useful is None else use.useful.area(*span)
     share, counted = fragments

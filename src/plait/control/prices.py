@@ -84,6 +84,5 @@ class Prices:
         return result
 
     def __str__(self) -> str:
-        """As given, then the currency."""
         text = ", ".join(f"{kind}={price:g}" for kind, price in self.per_gpu_h.items())
         return f"{text} {self.currency}".strip()

@@ -24,7 +24,6 @@ class Difference:
     derived: dict[str, Any] | None
 
     def __str__(self) -> str:
-        """Both commands, the recorded one first; `nothing` where one side has none."""
         return (
             f"line {self.line}, at {self.at_s} s: the log has {self.recorded or 'nothing'}, "
             f"the controller returns {self.derived or 'nothing'}"

@@ -177,7 +177,6 @@ def note_slow_guests(
 
 
 def _guests(jobs: IntArray, columns: Mapping[str, Any], running: Groups) -> BoolArray:
-    """Which of these jobs run as guests."""
     group = columns["running_group"][jobs]
     if running.guest is None:
         return np.zeros(len(jobs), dtype=np.bool_)

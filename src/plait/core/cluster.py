@@ -44,7 +44,6 @@ class Switch:
     delay_s: float = 1e-6
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for impossible hardware."""
         if not 0 <= self.reserved <= self.aggregators:
             raise InputError(
                 f"switch {self.id!r}: reserved is {self.reserved}, needs 0 to its {self.aggregators} aggregators"
@@ -82,7 +81,6 @@ class Link:
     delay_s: float = 1e-6
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for an impossible link."""
         if self.a == self.b:
             raise InputError(f"a link joins {self.a!r} with itself; name two different ends")
         if not 0 < self.bits_per_s < math.inf:
@@ -112,7 +110,6 @@ class Network:
     down: tuple[str, ...] = field(default=(), metadata=form(omit=True))
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for switches of one name, links without a switch, and two links between the same ends."""
         if len(self.names) < len(self.switches):
             twice = next(name for name, count in Counter(s.id for s in self.switches).items() if count > 1)
             raise InputError(f"two switches are called {twice!r}; names must be unique")
@@ -201,7 +198,6 @@ class Network:
         return reached
 
     def __str__(self) -> str:
-        """How it was made, or its size."""
         return self.description or f"{len(self.switches)} switches, {len(self.links)} links"
 
 
@@ -228,7 +224,6 @@ class Node:
     nic_bytes_per_s: float = field(default=0.0, metadata=form(omit=True))
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for impossible hardware."""
         if self.gpus < 0:
             raise InputError(f"node {self.id!r}: gpus must be >= 0, got {self.gpus}")
         if self.cpus < 0 or self.memory_bytes < 0 or self.gpu_memory_bytes < 0:

@@ -77,7 +77,6 @@ class TraceError(InputError):
         value: object = None,
         hint: str | None = None,
     ) -> None:
-        """Build the message `file:line: column 'c': problem (got ...); hint`."""
         self.problem, self.file, self.line, self.column = problem, file, line, column
         self.value, self.hint = value, hint
         where = file if line is None else f"{file}:{line}"
@@ -105,7 +104,6 @@ class MissingExtra(InputError):
     """An optional dependency is needed; the message has the command to install it."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        """Name the package, the extra that brings it and what needs it."""
         super().__init__(f"{purpose} needs {package}; install it with: pip install 'plait[{extra}]'")
 
 

@@ -75,7 +75,6 @@ class BatchLimits:
     accumulation: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for bounds that leave nothing to choose."""
         check_bounds(self.initial, self.most, self.least_local, self.most_local, self.accumulation, names=BoundNames())
 
     @property

@@ -70,7 +70,6 @@ class InaRequest:
     ttl_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise `InputError`, with the field, for a value that no job can have."""
         for name, known in _WORDS.items():
             value = getattr(self, name)
             if value not in known and (name == "mode" or value is not None):
@@ -118,7 +117,6 @@ class InaRequest:
         return cls.of(fields_of(text))
 
     def __str__(self) -> str:
-        """As `parse` reads it."""
         said = [(f.name, getattr(self, f.name)) for f in fields(self)[1:] if getattr(self, f.name) != f.default]
         return self.mode + (":" if said else "") + ",".join(f"{name}={value}" for name, value in said)
 

@@ -157,7 +157,6 @@ def words(kind: type[Any], values: Mapping[str, Any]) -> list[str]:
 
 
 def _known(hint: Any) -> Any:
-    """The type without None."""
     if typing.get_origin(hint) not in (typing.Union, types.UnionType):
         return hint
     return next(part for part in typing.get_args(hint) if part is not type(None))

@@ -64,8 +64,6 @@ class _KernelLibrary(codegen.JITCodeLibrary):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _KernelLowering(typed_passes.NativeLowering):
-    """Lowering into a `_KernelLibrary`."""
-
     _name = "plait_kernel_lowering"
 
     def run_pass(self, state: Any) -> bool:

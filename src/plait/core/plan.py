@@ -55,7 +55,6 @@ class Group:
     guest: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `PlanError` for a group without jobs or without GPUs."""
         if not self.members or not self.gpus:
             raise InputError("a group needs at least one member and one GPU")
 
@@ -126,7 +125,6 @@ class Groups:
     @overload
     def __getitem__(self, index: IntArray) -> Groups: ...
     def __getitem__(self, index: int | IntArray) -> Group | Groups:
-        """One group as an object, or some groups as columns."""
         if isinstance(index, np.ndarray):
             return self._take(index)
         lo, hi = int(self.first_job[index]), int(self.first_job[index + 1])
@@ -221,7 +219,6 @@ class Reservation:
     gpus: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Refuse a reservation of nothing."""
         if not self.gpus:
             raise InputError(f"a reservation for job number {self.job} needs at least one GPU")
 
@@ -253,7 +250,6 @@ class NodeReservation:
             raise InputError(f"reservation {self.id}: ends at {self.until_s:g} s, needs an end after {self.from_s:g} s")
 
     def __str__(self) -> str:
-        """Nodes, project and id, in words."""
         nodes = self.nodes[0] if len(self.nodes) == 1 else f"{', '.join(self.nodes[:-1])} and {self.nodes[-1]}"
         return f"{nodes} {'is' if len(self.nodes) == 1 else 'are'} {RESERVED} {self.project}, {self.id}"
 

@@ -37,7 +37,6 @@ class StageProfile:
     iteration_s: float
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for an impossible profile."""
         if len(self.stage_s) != len(Resource):
             raise InputError(f"a profile needs {len(Resource)} stage times, got {len(self.stage_s)}")
         if any(not math.isfinite(t) or t < 0 for t in self.stage_s) or sum(self.stage_s) <= 0:

@@ -278,7 +278,6 @@ class _Model:
         return program
 
     def columns_of(self, found: Solution) -> IntArray:
-        """The configuration of each job."""
         columns = np.zeros(self.shape[0], dtype=np.int64)
         taken = found.values[: self.y0] > 0
         columns[self.job[taken]] = self.column[taken]

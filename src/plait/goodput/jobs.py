@@ -43,7 +43,6 @@ class GoodputJobs:
     """(J,): whether gradients may be accumulated over several passes."""
 
     def __post_init__(self) -> None:
-        """Make columns of numbers of the right kind; raise `InputError` for a wrong shape or impossible numbers."""
         theta = np.asarray(self.theta, dtype=np.float64)
         if theta.ndim != 2:
             raise InputError(f"theta of goodput jobs has shape {theta.shape}; it takes a row for each job")

@@ -166,7 +166,6 @@ class Measurements:
     """Mean seconds of the pass that synchronises and steps."""
 
     def __post_init__(self) -> None:
-        """Make columns; raise `InputError` if they differ in length or hold impossible measurements."""
         for name, kind in (("nodes", np.int64), ("gpus", np.int64), ("local", np.int64)):
             object.__setattr__(self, name, np.atleast_1d(np.asarray(getattr(self, name), dtype=kind)))
         for name in ("grad_s", "step_s"):

@@ -72,7 +72,6 @@ class Candidates:
     costs: PairCosts | None = None
 
     def __post_init__(self) -> None:
-        """Check that the columns can be profiles."""
         stage = np.ascontiguousarray(self.stage_s, dtype=np.float64)
         if stage.ndim != 2 or stage.shape[1] == 0:
             raise InputError(f"stage_s must have shape (jobs, resources), got {stage.shape}")

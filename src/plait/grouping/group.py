@@ -416,15 +416,12 @@ class _Part:
         self.there = len(units)
 
     def singles(self) -> list[int]:
-        """Jobs that were in no group."""
         return [one for one in self.units if one >= self.there]
 
     def loose(self) -> list[int]:
-        """Groups that may move."""
         return [one for one in self.units if one not in self.fixed]
 
     def node(self, *units: int) -> Node:
-        """Groups together as classes."""
         return tuple(sorted(self.class_of[row] for unit in units for row in self.units[unit]))
 
     def offer(self, part: int, one: int) -> tuple[float, int, int, int, tuple[int, int | None]] | None:
@@ -445,7 +442,6 @@ class _Part:
         return best[0], part, one, best[1], (self.versions[one], self.versions[best[1]])
 
     def join(self, one: int, unit: int) -> None:
-        """Add one group to another."""
         self.units[unit] += self.units.pop(one)
         self.versions[unit] += 1
         self.versions[one] += 1
@@ -453,7 +449,6 @@ class _Part:
             self.fixed.add(unit)
 
     def groups(self) -> list[tuple[tuple[int, ...], tuple[int, ...], float]]:
-        """All groups of the part: rows, turns, speed-up."""
         known = self.bucket.known
         worth = known.worth([self.node(unit) for unit in self.units])
         out = []
@@ -524,7 +519,6 @@ def _parts(known: KnownWorth, floor: float, classes: Node) -> list[tuple[int, ..
 
 
 def _partitions(items: list[int]) -> Iterator[list[tuple[int, ...]]]:
-    """Every way to split a list into sets."""
     if not items:
         yield []
         return

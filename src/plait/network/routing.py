@@ -44,7 +44,6 @@ class GradientFlow:
     pick: int = 0
 
     def __post_init__(self) -> None:
-        """Raise `InputError` without server or rate."""
         if self.job.server is None:
             raise InputError(f"gradients of workers {self.job.workers} have no parameter server; routes lead to one")
         if not 0 < self.bits_per_s < np.inf:

@@ -190,7 +190,6 @@ class LogCoverage:
         self.coverage = Coverage(lambda number: self._names.get(number, Who("", "")), each)
 
     def __call__(self, state: State, row: LoggedEntry) -> None:
-        """Look at the queue after an entry."""
         if state.controller is None:
             return
         while self._numbered < state.numbers:

@@ -104,7 +104,6 @@ class MeasuredCosts:
         self._began: dict[int, float] = {}
 
     def __call__(self, state: State, row: LoggedEntry) -> None:
-        """Record an entry of the log and the state after it."""
         self._follow_policy(state, row)
         event = row.event
         if isinstance(row.entry, Note):
@@ -322,7 +321,6 @@ class LiveReplay(Simulator):
         return due
 
     def _decides(self, now_ms: float) -> bool:
-        """Whether the service would decide now."""
         assert self.controller is not None
         wanted = self.controller.changed or to_ms(self.controller.plan.valid_until_s) <= now_ms
         if wanted and now_ms >= self.decide_ms:
@@ -332,7 +330,6 @@ class LiveReplay(Simulator):
         return False
 
     def _external_events(self, now_ms: float) -> Iterator[Event]:
-        """The external events that are due by now."""
         assert self.controller is not None
         while self.news and to_ms(self.news[0][0]) <= now_ms:
             what = self.news.pop(0)[1]

@@ -53,7 +53,6 @@ class LogDifference:
     derived: dict[str, Any] | None
 
     def __str__(self) -> str:
-        """Both, the recorded one first."""
         return (
             f"entry {self.seq}, {self.at_s:g} s: the log has {self.recorded or 'nothing'}, "
             f"now it is {self.derived or 'nothing'}"

@@ -64,7 +64,6 @@ class SharingWatch:
         self._paces: dict[tuple[int, ...], dict[int, list[float]]] = {}
 
     def __call__(self, state: State, row: LoggedEntry) -> None:
-        """Look at the groups after an entry of the log."""
         reported: dict[int, float] = {}
         if isinstance(row.event, ProgressReported):
             reported = dict(zip(row.event.jobs.tolist(), row.event.iteration_s.tolist(), strict=True))

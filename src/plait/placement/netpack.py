@@ -116,7 +116,6 @@ class GpuBalance:
     """The servers with most free GPUs first, so that all are about equally full."""
 
     def __call__(self, view: View) -> Chooser:
-        """A function that picks the nodes of a gang."""
         return lambda gang: _filled(gang, (-gang.free,))
 
 
@@ -129,8 +128,6 @@ class FlowBalance:
     """
 
     def __call__(self, view: View) -> Chooser:
-        """A function that picks the nodes of a gang."""
-
         def choose(gang: ChoosingGang) -> IntArray:
             alone = on_one_server(gang)
             if alone is not None:
@@ -150,8 +147,6 @@ class LeastFragmentation:
     """
 
     def __call__(self, view: View) -> Chooser:
-        """A function that picks the nodes of a gang."""
-
         def choose(gang: ChoosingGang) -> IntArray:
             alone = on_one_server(gang)
             if alone is not None:
@@ -230,7 +225,6 @@ class NetPack:
     MOST_STATES: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for an unknown law or negative weights."""
         if self.law not in MEMORY_LAWS:
             raise InputError(f"memory law {self.law!r} is unknown; it takes {', '.join(MEMORY_LAWS)}")
         if not (0 <= self.bandwidth < np.inf and 0 <= self.fragments < np.inf):
@@ -300,7 +294,6 @@ class Places:
         return value
 
     def _exchanges(self, placed: Mapping[int, tuple[int, ...]]) -> dict[int, Exchange]:
-        """How the jobs on several nodes exchange."""
         return {row: self._exchange(row, nodes) for row, nodes in placed.items() if len(nodes) > 1}
 
     def _exchange(self, row: int, nodes: tuple[int, ...]) -> Exchange:
@@ -313,7 +306,6 @@ class Places:
 
     @cached_property
     def _granted(self) -> dict[int, tuple[NetworkGrant, ...]]:
-        """Grants of switch memory in force, by row."""
         number = self.view.jobs.number
         found = by_job(self.view.grants)
         rows = np.searchsorted(number, list(found)).tolist()

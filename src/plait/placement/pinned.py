@@ -56,18 +56,15 @@ def keep_grants(view: View, planned: Plan, kept: Plan) -> Plan:
 
 
 def _gpus(groups: Groups) -> dict[int, tuple[int, ...]]:
-    """The GPUs of each job."""
     return {member.job: group.gpus for group in groups for member in group.members}
 
 
 def _requiring(view: View, jobs: Collection[int]) -> set[int]:
-    """The ones of these jobs that run only with a grant."""
     rows = {number: row for row, number in enumerate(view.jobs.number.tolist()) if number in jobs}
     return {number for number, row in rows.items() if view.jobs.spec(row).ina.required}
 
 
 def _waiting(plan: Plan, jobs: set[int]) -> Plan:
-    """The plan without these jobs."""
     if not jobs:
         return plan
     left = [(group, tuple(member for member in group.members if member.job not in jobs)) for group in plan.groups]
@@ -224,12 +221,10 @@ class _Taken:
 
 
 def _guests_of(groups: Iterable[Group]) -> Counter[int]:
-    """How many guests are on each GPU that has some."""
     return Counter(gpu for group in groups if group.guest for gpu in group.gpus)
 
 
 def _gpus_now(view: View) -> dict[int, tuple[tuple[int, ...], bool]]:
-    """The GPUs of each running job, and whether it is a guest."""
     return {member.job: (group.gpus, group.guest) for group in view.running for member in group.members}
 
 
@@ -260,7 +255,6 @@ def _without_new_members(view: View, plan: Plan) -> Plan:
 
 
 def _only(group: Group, jobs: set[int]) -> Group:
-    """The group with these members only."""
     return replace(group, members=tuple(member for member in group.members if member.job in jobs))
 
 

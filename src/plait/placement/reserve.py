@@ -121,12 +121,10 @@ class _Planned:
 
     @cached_property
     def group(self) -> IntArray:
-        """The group of each member."""
         return self.plan.groups.group_of_member()
 
     @cached_property
     def starts(self) -> BoolArray:
-        """Whether each member does not run yet."""
         return (self.row >= 0) & (self.view.jobs.running_group[self.row] < 0)
 
     @cached_property

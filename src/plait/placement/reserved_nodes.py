@@ -119,12 +119,10 @@ def _own(view: View, left: Sequence[NodeReservation]) -> dict[frozenset[str], Bo
 
 
 def _unplaced(view: View, plan: Plan) -> BoolArray:
-    """Whether each job is in no group of the plan."""
     return ~np.isin(view.jobs.number, plan.groups.jobs)
 
 
 def _of_project(view: View, project: str) -> BoolArray:
-    """Whether each job is of this project."""
     jobs = view.jobs
     _, first, which = np.unique(jobs.project_number, return_index=True, return_inverse=True)
     same: BoolArray = np.array([jobs.spec(row).project == project for row in first.tolist()], dtype=np.bool_)
@@ -132,7 +130,6 @@ def _of_project(view: View, project: str) -> BoolArray:
 
 
 def _runs_on(view: View, one: NodeReservation) -> BoolArray:
-    """Whether each job has GPUs on a node of the reservation."""
     cluster, running, group = view.cluster, view.running, view.jobs.running_group
     if not len(running):
         return np.zeros(len(group), dtype=np.bool_)

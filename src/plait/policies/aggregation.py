@@ -257,7 +257,6 @@ class WithAggregation:
         return next(PUBLISHED[name] for name, one in OF_PROTOCOL.items() if MANAGERS[one] is type(self.manager))
 
     def _graph(self, view: View) -> Graph:
-        """The graph of the cluster, made once for a network."""
         network, names = view.cluster.network, tuple(node.id for node in view.cluster.nodes)
         known = self._graphs.get("graph")
         if known is None or known.network is not network or known.nodes != names:

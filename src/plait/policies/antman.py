@@ -202,7 +202,6 @@ class AntMan:
         return _ranks((*ranking.keys, jobs.number)), _ranks((*keys, counted_s, jobs.number))
 
     def _projects(self, view: View) -> k.Projects:
-        """Quotas of the projects of the view, by their number."""
         project, kinds = view.jobs.project_number, view.cluster.kinds
         count = int(project.max()) + 1
         quota, total = np.full((count, len(kinds)), np.inf), np.full(count, np.inf)

@@ -65,7 +65,6 @@ class OnDemand:
     target: str
 
     def __call__(self, **options: Any) -> Any:
-        """What the class or function makes of the options."""
         module, _, name = self.target.partition(":")
         return getattr(importlib.import_module(module), name)(**options)
 

@@ -52,7 +52,6 @@ class OrderKey:
     kind: int
 
     def __call__(self, view: View) -> FloatArray:
-        """The key of each row of `view.jobs`."""
         jobs = view.jobs
         c, out = jobs.columns, np.empty(len(jobs))
         keys.fill_keys(

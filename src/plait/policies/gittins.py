@@ -154,7 +154,6 @@ class FixedIndex:
         _check_quantum(self.quantum)
 
     def __call__(self, jobs: JobTable, service: FloatArray, quantum: float) -> FloatArray:
-        """One index for each entry of `service`."""
         if self.quantum == 0:
             return self.distribution.supremum(service)
         return self.distribution.index(service, quantum if self.quantum is None else self.quantum)
@@ -173,13 +172,11 @@ class LearntIndex:
     quantum: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the interval of refreshes and the quantum."""
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
             raise InputError(f"every is {self.every!r}; it takes a whole number of departures >= 1")
         _check_quantum(self.quantum)
 
     def __call__(self, jobs: JobTable, service: FloatArray, quantum: float) -> FloatArray:
-        """One index for each entry of `service`."""
         sizes, sums = jobs.departed_sizes(jobs.departures // self.every * self.every)
         if not len(sizes):
             return np.zeros(len(service))
@@ -204,7 +201,6 @@ class ByGittins:
     index: GittinsIndex
 
     def __call__(self, view: View) -> FloatArray:
-        """Minus the index of each job."""
         return -self.index(view.jobs, view.jobs.service_gpu_s, math.inf)
 
 

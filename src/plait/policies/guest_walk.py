@@ -167,7 +167,6 @@ class _Floor:
         )  # fmt: skip
 
     def become_host(self, row: int, gpus: IntArray) -> None:
-        """Put a guest on `gpus` as their host."""
         whole, amounts, ask = self.devices.whole, self.devices.amounts, self.jobs.amounts[row]
         np.subtract.at(self.devices.spare, whole[gpus, NODE], ask[CORES:])
         amounts[gpus, TAKEN] += ask[BYTES] + self.rules.context
@@ -176,11 +175,9 @@ class _Floor:
         whole[gpus, CLOSED] += 1
 
     def held_by(self, row: int) -> IntArray:
-        """The GPUs of a running job."""
         return self.jobs.held[self.jobs.whole[row, LO] : self.jobs.whole[row, HI]]
 
     def kind_of(self, gpus: IntArray) -> int:
-        """The kind of these GPUs."""
         return int(self.devices.nodes[self.devices.whole[gpus[0], NODE], KIND])
 
     def release(self, row: int, column: int) -> None:
@@ -428,7 +425,6 @@ class _Hosts:
         return True
 
     def _stop(self, row: int) -> None:
-        """Take a running host off its GPUs."""
         gpus = self.floor.held_by(row)
         kind = self.floor.kind_of(gpus)
         self.floor.release(row, CLOSED)

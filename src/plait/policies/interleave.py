@@ -315,7 +315,6 @@ class Interleave:
     cache: GroupingCache = field(default_factory=GroupingCache, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Check the size of groups and the choices given by name."""
         if isinstance(self.max_jobs, bool) or self.max_jobs not in (1, 2, 3, 4):
             raise InputError(f"max_jobs must be 1 to 4, one a resource, got {self.max_jobs}")
         for name, known in (

@@ -321,7 +321,6 @@ class Pollux(ByFitness):
         return Sizes(placed, "the best of a ladder (dynamic programming)", Chosen(steps, column, placed))
 
     def _asks_program(self, pool: Pool) -> bool:
-        """Whether an integer program solves this pool."""
         return patterns_apply(pool) and (self._worth_a_program(pool) if self.exact == "auto" else self.exact)
 
     def _worth_a_program(self, pool: Pool) -> bool:

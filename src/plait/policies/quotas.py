@@ -193,7 +193,6 @@ class _Admission:
     kind_of: dict[int, str] = field(default_factory=dict)
 
     def admit(self) -> None:
-        """Admit or hold back all jobs, in order."""
         jobs, stays = self.view.jobs, self.view.keeps.rows.tolist()
         numbers, sizes = jobs.number.tolist(), jobs.gpus.tolist()
         for row in np.lexsort((jobs.number, ~jobs.running)).tolist():

@@ -38,7 +38,6 @@ class Sia(InRounds):
     name: str = "sia"
 
     def __post_init__(self) -> None:
-        """Check the values and that the solver is installed."""
         super().__post_init__()
         bounds = f"a number from {-MOST_POWER} to {MOST_POWER}, e.g. -0.5 (fair) or 0.5"
         self._require("p", lambda value: abs(value) <= MOST_POWER, bounds)

@@ -283,7 +283,6 @@ class BarrierGate:
         words[own + IN_STAGE] = r + 1
 
     def _join(self) -> None:
-        """Join in the current slot."""
         words, own = self._words, self._own
         words[own + IN_STAGE] = 0
         while True:

@@ -195,7 +195,6 @@ class Device:
     gated: bool = False
 
     def __post_init__(self) -> None:
-        """Check that at most one job is guaranteed."""
         promised = [name for name, job in self.jobs.items() if job.guaranteed]
         if len(promised) > 1:
             raise InputError(f"jobs {', '.join(promised)} are guaranteed on one GPU; at most one can be")

@@ -309,13 +309,11 @@ class _Law:
         self.eps = EPS_GATED_SERVER if told.latency and told.gated else EPS
 
     def state(self) -> ShareState:
-        """The result."""
         return ShareState(**{name: getattr(self, name) for name in _FIELDS})
 
     # -- a decision ---------------------------------------------------------------------------------------------------
 
     def decide(self, steps: Sequence[StepStats]) -> None:
-        """One decision."""
         now_s, told = self.now_s, self.told
         if self.since_s is None or now_s < self.decided_s:  # the first one, or a clock that went back
             self.since_s = self.decided_s = self.stepped_s = self.looked_s = now_s

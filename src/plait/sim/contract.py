@@ -181,7 +181,6 @@ class _Watch:
         self.decisions = 0
 
     def handle(self, event: Event) -> Sequence[Command]:
-        """Let the current controller handle the event."""
         make = self.restarts.get(len(self.played.lines))
         if make is not None:
             self.played.controller = restore(json.loads(json.dumps(snapshot(self.played.controller))), make())

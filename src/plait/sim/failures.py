@@ -118,7 +118,6 @@ class NodeSupply:
         self.leaving |= active  # until a look after its end
 
     def _look(self, now_s: float) -> None:
-        """Request and give back nodes."""
         view = self.controller.view()
         self.coming = {node: at_s for node, at_s in self.coming.items() if at_s > now_s}
         cluster, size = view.cluster, max(1, int(view.cluster.node_gpus.max()))

@@ -41,7 +41,6 @@ class Invariants:
         self._reported: set[int] = set()
 
     def __call__(self, event: Event, commands: Sequence[Command]) -> None:
-        """Check everything that can be checked after this event."""
         self._job_store(event)
         if isinstance(event, ProgressReported):
             self._progress(event)

@@ -27,7 +27,6 @@ class Dataplane:
     """A running process: `address` for datagrams, `control` for requests. Ends with the block."""
 
     def __init__(self, process: subprocess.Popen[bytes], ready: dict[str, Any]) -> None:
-        """As `start` makes it."""
         self.process, self.ready = process, ready
         self.address: Address = tuple(ready["data"])
         self.path = Path(ready["control"])

@@ -518,7 +518,6 @@ class HttpLink:
     """A connection of an agent to a service, kept open. An answer that is no 200 is a `ConnectionError`."""
 
     def __init__(self, url: str, token: str) -> None:
-        """Store the address; connections open later."""
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
         self._head = f"POST {PATH} HTTP/1.1\r\nHost: {parts.netloc}\r\nAuthorization: Bearer {token}\r\n"

@@ -134,7 +134,6 @@ class SmallRank:
         return bool(me["ack"] >= me["end"])
 
     def _send(self) -> None:
-        """All that the windows let it send."""
         most = min(MOST_SEGMENTS, MOST_BYTES // self.wire)  # as many as one system call takes
         while count := worker_send_batch(self.workers, 0, self._packets, 0, most, time.monotonic_ns()):
             self._values[:count] = self._tensor[self._packets["seq"][:count] - self._first]

@@ -346,7 +346,6 @@ class _Runs:
         return script
 
     def argue(self, script: _Script) -> None:
-        """Give a script other arguments."""
         script.arguments += 1
         script.log_arguments = float(self.durations.normal(0.0, self.work.argument_spread))
 
@@ -368,7 +367,6 @@ class _Runs:
             now_s += gap_s
 
     def run(self, user: _User, who: int, script: _Script, now_s: float) -> None:
-        """One job."""
         size = script.gpus
         if self.sizes.random() >= USUAL:
             size = int(self.sizes.choice(list(self.fitting), p=user.shares))
@@ -572,7 +570,6 @@ class BySize:
     clip_s: tuple[float, float] = (1.0, 4.63e6)
 
     def __call__(self, rng: np.random.Generator, gpus: Array) -> Array:
-        """Durations of jobs with these sizes."""
         result = np.empty(len(gpus))
         low = 0.0
         for high, components in self.mixtures.items():
@@ -746,7 +743,6 @@ def _check(
     preset: str, counts: Mapping[str, int], seed: int, models: str | None, arrivals: str | None,
     max_duration_s: float | None,
 ) -> None:  # fmt: skip
-    """Raise `InputError` for arguments of `generate` that are impossible."""
     known = [*PRESETS, ADAPTIVE, RECURRING]
     if preset not in known:
         raise InputError(f"unknown preset {preset!r}; {suggest(preset, known)}")

@@ -146,7 +146,6 @@ class TraceTable:
         return len(self.columns["job_id"])
 
     def __contains__(self, name: object) -> bool:
-        """Whether any job has a value in this column."""
         return name in self.columns
 
     def __getitem__(self, name: str) -> Array:

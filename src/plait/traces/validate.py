@@ -39,7 +39,6 @@ class _Place:
         self.file, self.lines = file, lines
 
     def line(self, row: int) -> int:
-        """The line of a row in the source."""
         return row + 1 if self.lines is None else int(self.lines[row])
 
     def error(self, problem: str, column: Column, values: Array, bad: Array, hint: str | None = None) -> RowsError:

@@ -60,7 +60,6 @@ class Folder:
     own: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for a missing folder."""
         if not self.path.is_dir():
             raise InputError(
                 f"no folder {self.path}; give --data the folder with trace1.csv, trace3.csv, ... "

@@ -282,7 +282,6 @@ def kind_of_log(path: Path) -> str:
 
 
 def _saved(path: Path) -> list[Mapping[str, Any]]:
-    """The rows of saved events."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

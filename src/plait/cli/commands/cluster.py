@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 def _up(asked: UpOptions) -> None:
-    """Carry out `plait up`."""
     from plait.cli.policy_modules import named_modules
     from plait.live.layout import Layout, make_private
     from plait.live.supervisor import daemon, keeper

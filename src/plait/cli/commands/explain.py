@@ -190,7 +190,6 @@ def _stop(stops: Stops) -> str:
 
 
 def _iteration_lines(found: Explanation, times: Mapping[str, StageTime]) -> list[str]:
-    """An iteration now and alone, by stage."""
     stages = dict(times)
     whole = stages.pop("iteration", None)
     if whole is None or whole.now_s is None:

@@ -206,7 +206,6 @@ def _started(service: Client, asked: Asked, environ: dict[str, str]) -> str:
 
 
 def _leave(service: Client, job: str) -> None:
-    """End the job unless it has ended."""
     from plait.live.client.transport import Refused
 
     with contextlib.suppress(Refused):

@@ -142,7 +142,6 @@ def queue(
 
 
 def _queue_row(job: QueuedJob) -> list[object]:
-    """The row of a job in the queue."""
     return [
         job.place, job.id, plain(job.name), job.user, "waiting" if job.waits else "running", job.gpus,
         duration(job.waited_s) if job.waits else "",
@@ -177,7 +176,6 @@ def short_name(job: JobRow) -> str:
 
 
 def _age_s(job: JobRow) -> float:
-    """Seconds from the submission until now, or until it ended."""
     return job.age_s if job.jct_s is None else job.jct_s
 
 
@@ -260,7 +258,6 @@ def show(
 
 
 def _print_usage(usage: UsageOfJob) -> None:
-    """Charts of what a job uses, and what each of its processes uses now."""
     typer.echo(f"{usage.id}: {headline(usage)}")
     if usage.series:
         heads: tuple[str, ...] = ("~what", "~of", "over time", ">least", ">mean", ">most", ">last")
@@ -473,7 +470,6 @@ def _whole_log(service: Client, job: str, rank: int, attempt: int | None) -> Ite
 
 
 def _print_part(job: str, rank: int, tail: int | None, attempt: int | None, home: str | None) -> None:
-    """Print a part of a log as JSON."""
     with client(home) as service:
         if tail is None:
             print_json(service.logs(job, rank=rank, limit=LOG_MOST, epoch=attempt))
@@ -575,7 +571,6 @@ def cancel(
 
 
 def _is_array(job: str) -> bool:
-    """Whether this is the name of a whole array."""
     return (member := array_index(job)) is not None and member[1] is None
 
 

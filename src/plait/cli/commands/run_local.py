@@ -93,7 +93,6 @@ def rehearse(
 
 
 def _verdict(verdict: Verdict) -> str:
-    """The result of a rehearsal in a few lines."""
     until = "the whole script" if verdict.finished else "the script goes on; compare more with --steps"
     stops = f"stopped after step {', '.join(map(str, verdict.stops))}"
     compared = f"{verdict.steps} steps ({until}), {stops}"

@@ -34,7 +34,6 @@ _STAYS = "as it is"
 
 
 def _submit(asked: Asked, context: typer.Context) -> None:
-    """Carry out `plait submit`."""
     if asked.show_schema:
         typer.echo(schema_text(), nl=False)
         return
@@ -81,7 +80,6 @@ def _what_if(ready: Sequence[Mapping[str, Any]], asked: Asked) -> None:
 
 
 def _tell(answers: Sequence[SubmittedJob], as_json: bool) -> None:
-    """Print the names of the submitted jobs and the service's remarks."""
     if as_json:
         print_json(answers)
         return
@@ -111,7 +109,6 @@ class _Fields:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The changes, by the names of the fields of a job."""
         if self.no_deadline and self.deadline_s is not None:
             raise InputError(f"--no-deadline and --deadline {self.deadline_s:g} exclude each other")
         fields = [one for one in declared(type(self)) if isinstance(one.option, JobField)]
@@ -252,7 +249,6 @@ class Choices:
 
 
 def _choose(asked: Choices) -> None:
-    """Carry out `plait what-if`."""
     if asked.log is not None:
         found = _of_log(asked.log, asked)
     else:
@@ -295,7 +291,6 @@ def _priorities(said: Sequence[str]) -> Mapping[str, float]:
 
 
 def _of_log(log: Path, asked: Choices) -> ComparedQueues:
-    """The queue at the end of a saved log."""
     from plait.cli.commands.explain import saved_events
     from plait.cli.policy_modules import only_allowed
     from plait.live.scheduler.context import Context

@@ -217,7 +217,6 @@ def export(
 def _assigned(
     table: TraceTable, seed: int, deadlines: str | None, opportunistic_share: float | None, tenants: int | None
 ) -> TraceTable:
-    """The trace with the deadlines, classes and tenants of the options."""
     from plait.core.errors import InputError
     from plait.traces.assign import assign_classes, assign_deadlines, assign_tenants
 

@@ -212,7 +212,6 @@ class JobSearch:
                 trial.offset, trial.rest = 0, ""
 
     def _end(self, trial: JobTrial, state: str) -> str:
-        """Record the end of a trial; returns a line about it."""
         values, params = trial.values, " ".join(f"{name}={value}" for name, value in trial.inner.params.items())
         if state == "finished" and values and math.isfinite(values[-1]):
             self.study.tell(trial.inner, values[-1])

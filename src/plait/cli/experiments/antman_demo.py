@@ -198,7 +198,6 @@ class Trouble:
     """The cluster while both jobs run in it."""
 
     def __init__(self, service: Client, layout: Layout, jobs: Jobs, host: str, guest: str) -> None:
-        """`host`, `guest`: their ids."""
         self._service, self._layout, self._jobs, self._host, self._guest = service, layout, jobs, host, guest
 
     def burst(self) -> Burst:
@@ -245,7 +244,6 @@ class Trouble:
         return made.steps, again.steps
 
     def _attempt(self) -> Path:
-        """The folder of the process of the guest."""
         job = self._service.job(self._guest)
         return self._layout.rank(job.number, job.epoch, 0)
 

@@ -57,7 +57,6 @@ def make_cases(request: Request) -> list[Case]:
 
 
 def _cases_on(request: Request) -> list[Case]:
-    """The cases on its one cluster."""
     given = None if request.clusters == ("trace",) else read_cluster(request.clusters[0], request.network)
     if request.data is not None:
         raise InputError(f"world {request.world} uses no --data; of the worlds only pollux-artifact does")

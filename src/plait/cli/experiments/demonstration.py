@@ -184,7 +184,6 @@ def run_once(policy: str, jobs: list[dict[str, Any]], how: str, out: Path) -> De
 
 
 def _profiles(answer: LogReplay, names: dict[str, str]) -> dict[str, tuple[list[float], float]]:
-    """Stage and iteration seconds of each job, if known."""
     assert answer.state.controller is not None
     job_store = answer.state.controller.job_store
     out = {}

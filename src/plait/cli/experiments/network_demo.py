@@ -137,7 +137,6 @@ def _await_switch(service: Client) -> None:
 
 
 def _run(service: Client, script: Path, folder: Path, name: str, policy: str) -> World:
-    """Both jobs under a policy, from their submission to their end."""
     print(f"\n{name} ({policy}) ...", flush=True)
     service.set_policy(policy)
     command = [sys.executable, str(script), "--megabytes", str(MEGABYTES), "--steps", str(STEPS)]
@@ -163,7 +162,6 @@ def _run(service: Client, script: Path, folder: Path, name: str, policy: str) ->
 
 
 def _ending(job: JobRow) -> dict[str, Any]:
-    """How a job ended, and seconds from its submission to its end."""
     return {"state": job.state, "jct_s": (job.ended_s or 0.0) - job.created_s}
 
 
@@ -221,7 +219,6 @@ def _show(worlds: list[World]) -> None:
 
 
 def _sentences(worlds: list[World]) -> dict[str, str]:
-    """Result of each world."""
     return {world.policy: f"{world.name}: {_sentence(world)}" for world in worlds}
 
 

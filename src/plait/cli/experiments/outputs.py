@@ -82,7 +82,6 @@ class Outputs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove what was not committed."""
         for beside, _ in self.staged:
             for path in (beside, beside.with_name(beside.name + ".part")):
                 with suppress(OSError):

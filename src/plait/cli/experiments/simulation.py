@@ -101,7 +101,6 @@ def published_runs(request: Request) -> list[PublishedRun] | None:
 
 
 def _refuse(request: Request, name: str, world: PublishedWorld) -> None:
-    """Name the first option that means nothing in this world."""
     allowed: dict[str, object] = {"cluster": [world.cluster], "trace_format": world.trace_format}
     options = (*world.takes, *OUTPUTS)
     for field in dataclasses.fields(Request):
@@ -122,7 +121,6 @@ def _refuse(request: Request, name: str, world: PublishedWorld) -> None:
 
 
 def _option(field: str) -> str:
-    """An option of the command line by its field in the request."""
     return "--" + {"trace_format": "format", "round_s": "round"}.get(field, field).replace("_", "-")
 
 

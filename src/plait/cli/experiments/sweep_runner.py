@@ -91,7 +91,6 @@ def make_grid(request: SweepRequest) -> Grid:
 
 
 def _shared(given: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
-    """Common settings of all worlds."""
     return {name: value for name, value in given[0].items() if len({str(g[name]) for g in given}) == 1}
 
 

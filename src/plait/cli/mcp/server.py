@@ -409,7 +409,6 @@ class Actions:
             return fields(service.cancel(job))
 
     def _jobs(self, job: dict[str, Any] | None, job_file: str | None, file_format: str) -> list[dict[str, Any]]:
-        """The jobs that were given, ready to be sent."""
         if (job is None) == (job_file is None):
             raise ToolError("give either job (fields) or job_file (text); one of them, not both")
         with readable_errors():
@@ -423,7 +422,6 @@ def _changes(
     priority: float | None, job_class: str | None, deadline_s: float | None, gpus: int | None, min_gpus: int | None,
     max_gpus: int | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The changes, by the names of the fields of a job."""
     given = {"priority": priority, "class": job_class, "gpus": gpus, "min_gpus": min_gpus, "max_gpus": max_gpus}
     found: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return found if deadline_s is None else found | {"deadline_s": deadline_s or None}

@@ -152,7 +152,6 @@ def one_matrix(args: list[str]) -> list[str]:
 
 
 def _meant(group: str, name: str, known: Collection[str]) -> str:
-    """What a command below a group was meant to be."""
     if name in BELOW.get(group, ()):
         return f"in plait: {BELOW[group][name]}"
     return "there are: " + ", ".join(f"plait {group} {one}" for one in near(name, known) or known)

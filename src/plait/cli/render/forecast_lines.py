@@ -122,7 +122,6 @@ def change_words(hours: Sequence[float | None]) -> str:
 
 
 def _shift(hours: float | None) -> str:
-    """By how much something moves, in words."""
     if hours is None:
         return "never"
     if abs(hours) < 1 / 3600:

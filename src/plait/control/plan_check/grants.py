@@ -77,7 +77,6 @@ def refuse_missing_grants(
 
 
 def _switch_fault(grant: NetworkGrant, cluster: Cluster) -> str | None:
-    """Why a switch cannot serve a grant, or None."""
     network = cluster.network
     if network is None:
         return "and this cluster has no network"

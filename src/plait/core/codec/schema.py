@@ -31,7 +31,6 @@ class CodecSchemas:
     """
 
     def __init__(self, codec: Codec, prefix: str, own: Mapping[Any, Schema] | None = None) -> None:
-        """References begin with `prefix`."""
         self.codec, self.prefix, self.own = codec, prefix, dict(own or {})
         self.found: dict[str, Schema] = {}
 
@@ -86,7 +85,6 @@ class CodecSchemas:
         }  # fmt: skip
 
     def _required(self, kind: type[Any], f: Field[Any]) -> bool:
-        """Whether a reader needs a field."""
         default = f.default is not MISSING or f.default_factory is not MISSING
         return not default and "absent" not in f.metadata and not f.metadata.get("omit", False)
 

@@ -86,7 +86,6 @@ class Codec:
         nulls: bool = False,
         error: type[Exception] = CodecError,
     ) -> None:
-        """Store the rules; types are resolved at first use."""
         self.own: dict[Any, tuple[Write, Read]] = dict(own or {})
         self.sparse, self.strict, self.closed, self.nulls = sparse, strict, closed, nulls
         self.kinds = {kind.__name__: kind for kind in kinds}

@@ -119,7 +119,6 @@ class JobSpec:
     max_gpus: int = field(default=0, metadata=form(omit=lambda spec: spec.max_gpus == spec.gpus))
 
     def __post_init__(self) -> None:
-        """Refuse a job that cannot run anywhere; the message names the job and the field."""
         self._require(bool(self.id), "id", self.id, "a non-empty name")
         self._require(math.isfinite(self.submit_s), "submit_s", self.submit_s, "a finite number of seconds")
         self._require(self.gpus >= 1, "gpus", self.gpus, "at least 1 GPU")

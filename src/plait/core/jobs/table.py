@@ -56,7 +56,6 @@ class JobColumn(Generic[A]):
     """A column of a `JobTable`: gathered on first use, then an ordinary attribute."""
 
     def __init__(self, doc: str) -> None:
-        """`doc` describes the column and its unit."""
         self.__doc__ = doc
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -230,7 +229,6 @@ class JobTable:
         return None if self._specs is None else self._specs.pair_reports
 
     def __getattr__(self, name: str) -> Any:
-        """Derived columns, computed on first use."""
         make = _DERIVED.get(name)
         if make is None:
             raise AttributeError(f"a job table has no column {name!r}; {_known_columns()}")

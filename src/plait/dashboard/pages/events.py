@@ -124,7 +124,6 @@ class LogStream(Response):
     """An answer that the API writes."""
 
     def __init__(self, viewer: Viewer) -> None:
-        """For the job, rank and offset of the request."""
         super().__init__()
         self._viewer = viewer
 

@@ -66,7 +66,6 @@ class Lease:
         return min(max(_LOOK_SHARE * self.lease_s, _SHORTEST_LOOK_S), _LONGEST_LOOK_S)
 
     def __str__(self) -> str:
-        """Why something ends with it."""
         return f"no contact with the service for its lease of {self.lease_s:g} s"
 
 

@@ -273,7 +273,6 @@ class _Connection:
             self._http.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
 
     def close(self) -> None:
-        """Close the connection if there is one."""
         if self._http is not None:
             self._http.close()
             self._http = None

@@ -203,7 +203,6 @@ class GpuWindow:
     """Samples of the last ten seconds."""
 
     def __init__(self, gpus: int) -> None:
-        """No samples yet; `gpus`: number of GPUs or slots."""
         self._gpus = gpus
         self._samples: deque[tuple[float, list[float]]] = deque()
         #: Ends of steps that were seen, and the seconds marked until then.

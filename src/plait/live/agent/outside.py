@@ -82,7 +82,6 @@ def _take_messages(data: bytes, found: dict[int, tuple[int, int]]) -> bool:
 
 
 def _inodes(pid: int) -> set[int]:
-    """Inodes of the sockets that a process holds."""
     found = set()
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
@@ -197,7 +196,6 @@ def _link_bytes_s() -> float:
 
 
 def _send_blocks(sender: socket.socket) -> None:
-    """Send until the other end closes."""
     with contextlib.suppress(OSError), sender:
         while True:
             sender.sendall(bytes(_BLOCK))

@@ -240,7 +240,6 @@ def process_throttle(page: Page | None) -> str:
 
 
 def _times(step: StepStats, count: int) -> StepStats:
-    """A step of so many processes that all take the same memory."""
     return replace(
         step,
         device_peak_bytes=step.device_peak_bytes * count,
@@ -480,7 +479,6 @@ class Coordinator:
             self._write(now_s)
 
     def _forget(self, processes: Sequence[GpuProcess]) -> None:
-        """Forget what is known of processes that are gone."""
         here = {process.key for process in processes if process.alive}
         self._free &= here
         self._owing_s = {key: since_s for key, since_s in self._owing_s.items() if key in here}

@@ -22,7 +22,6 @@ Moment: TypeAlias = Annotated[
 
 
 def _plain(value: Any) -> Any:
-    """A NumPy scalar as a plain value."""
     return value.item()
 
 

@@ -114,7 +114,6 @@ class Caller:
         self.close()
 
     def _get(self, kind: type[T], path: str, **query: Any) -> T:
-        """The answer to a GET."""
         return self._request(kind, "GET", path, **query)
 
     def _request(
@@ -308,7 +307,6 @@ def read_service_file(layout: Layout) -> Json | None:
 
 
 def _standby(answer: httpx.Response) -> Json | None:
-    """The answer of a service that does not lead; None for all other answers."""
     if answer.status_code != 503:
         return None
     try:

@@ -36,7 +36,6 @@ class Fault:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for values out of range."""
         for name in ("loss", "duplicate", "reorder"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} is {getattr(self, name)!r}; it takes a probability from 0 to 1")

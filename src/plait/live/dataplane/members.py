@@ -72,13 +72,11 @@ class Members:
     """All jobs, by number and by the addresses of their workers."""
 
     def __init__(self, payload_bytes: int) -> None:
-        """None yet; packets of all of them have this payload."""
         self.payload_bytes = payload_bytes
         self.jobs: dict[int, Member] = {}
         self.by_address: dict[Address, Member] = {}
 
     def __iter__(self) -> Iterator[Member]:
-        """In the order of their numbers."""
         return iter([self.jobs[job] for job in sorted(self.jobs)])
 
     def get(self, job: int) -> Member:

@@ -28,7 +28,6 @@ class Operations:
     """Requests that one process can execute. `stopping` is set by the request to end."""
 
     def __init__(self, name: str, plane: Plane, socket: BatchSocket, control: str) -> None:
-        """`name` of the switch or server, its `socket` for datagrams and the path of its control socket."""
         self.name, self.plane, self.socket, self.control = name, plane, socket, control
         self.started_ns = time.monotonic_ns()
         self.stopping = False
@@ -132,7 +131,6 @@ class Operations:
 
 
 def _whole(request: Mapping[str, Any], name: str, absent: Any = _REQUIRED) -> Any:
-    """A whole number of a request."""
     value = request.get(name, absent)
     if value is absent and absent is not _REQUIRED:
         return absent
@@ -153,7 +151,6 @@ def _number(request: Mapping[str, Any], name: str) -> float:
 
 
 def _options(request: Mapping[str, Any], job: int) -> Options:
-    """The options of a job, complete and checked."""
     given = request.get("options")
     if not isinstance(given, dict) or not isinstance(given.get("protocol"), str):
         raise InputError(f"job {job}: options are {given!r}; they take an object with protocol")

@@ -24,7 +24,6 @@ class SwitchMemory:
     """
 
     def __init__(self, aggregators: int, payload_bytes: int, max_age_s: float = 0.0) -> None:
-        """A switch without jobs; `max_age_s` 0: the minimum of the jobs' values. Raises `InputError`."""
         if not 1 <= aggregators <= 1 << 24:
             raise InputError(f"{aggregators} aggregators; a switch has 1 to {1 << 24}")
         self.switch = make_switch(aggregators, MOST_JOBS, payload_bytes // 4)

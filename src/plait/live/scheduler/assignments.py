@@ -137,12 +137,10 @@ def _threads(request: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _container_env(request: Mapping[str, Any]) -> dict[str, str]:
-    """The image in which agents run the job."""
     return {CONTAINER_VARIABLE: request["container"]} if request.get("container") else {}
 
 
 def _servers_env(request: Mapping[str, Any], attempt: Attempt) -> dict[str, str]:
-    """The rank that starts each parameter server of the job, as JSON."""
     servers = int(request.get("servers") or 0)
     if not servers:
         return {}

@@ -264,7 +264,6 @@ class Engine:
         return ctx.now_s
 
     def _run(self) -> None:
-        """Do what follows from an operation, and commit."""
         if self._together:
             return
         self._settle()

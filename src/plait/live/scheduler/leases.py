@@ -89,7 +89,6 @@ def _is_over(state: State, number: int) -> bool:
 
 
 def _stands(state: State, network: Network | None, lease: Leased) -> bool:
-    """Whether ranks could use a lease: its attempt runs, and its switch is there."""
     attempt = attempt_of(state, lease.job)
     if attempt is None or attempt.epoch != lease.attempt or network is None:
         return False
@@ -97,13 +96,11 @@ def _stands(state: State, network: Network | None, lease: Leased) -> bool:
 
 
 def _is_told(state: State, lease: Leased) -> bool:
-    """Whether ranks know of a lease."""
     told = state.network.told.get(lease.job)
     return told is not None and told.granted and (told.epoch, told.lease) == (lease.attempt, lease.epoch)
 
 
 def _is_same(state: State, network: Network | None, lease: Leased, grant: NetworkGrant) -> bool:
-    """Whether a lease stays with a grant, which may have another priority."""
     if lease.spent or _place(lease.grant) != _place(grant):
         return False
     return lease.options == options_of(state, network, grant)

@@ -350,7 +350,6 @@ def pass_on_fits(ctx: Context, numbers: Iterable[int]) -> None:
 
 
 def _sizable(job: JobRecord) -> bool:
-    """Whether the job adapts its batch, or is elastic."""
     requested = int(job.request.get("gpus") or 1)
     bounds = [int(job.request.get(name) or requested) for name in ("min_gpus", "max_gpus")]
     return limits_of(job.request) is not None or bounds[0] < bounds[1]
@@ -479,7 +478,6 @@ def row_of(ctx: Context, job: JobRecord) -> FloatArray:
 
 
 def _done(ctx: Context, job: JobRecord) -> float | None:
-    """The progress that the job store has."""
     if ctx.state.controller is None or not job.admitted:
         return None
     return float(ctx.state.controller.job_store.columns["iterations_done"][job.number])

@@ -74,7 +74,6 @@ def take_report(ctx: Context, seen: Observed, address: str) -> None:
 
 
 def _node_reported(ctx: Context, seen: Observed, address: str) -> NodeRecord:
-    """Process what a report has of the node itself; returns its record."""
     info, state, now_s = seen.node, ctx.state, ctx.now_s
     if info.id not in state.nodes:
         ctx.record(NodeJoined(now_s, hardware(info)))
@@ -113,7 +112,6 @@ def _node_reported(ctx: Context, seen: Observed, address: str) -> NodeRecord:
 
 
 def _check_hardware(info: NodeInfo) -> None:
-    """Raise `InputError` for hardware that no node has."""
     for name in ("gpus", "gpu_memory_bytes", "cpus", "memory_bytes", "rack"):
         value = getattr(info, name)
         most = 1024 if name == "gpus" else 1e18

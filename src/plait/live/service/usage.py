@@ -132,7 +132,6 @@ class JobSeries:
             self._halve()
 
     def _close(self) -> None:
-        """End the open interval."""
         for name in self._open:
             if name not in self._columns:
                 self._columns[name] = array("f", [math.nan]) * self._length

@@ -34,7 +34,6 @@ class Checksums:
     """Checksums of one table's rows."""
 
     def __init__(self, table: sa.Table) -> None:
-        """Take the columns of a table that has the column `crc`."""
         self.table = table
         self._columns = [(column.name, _converter(column)) for column in table.c if column.name != CRC]
         self._keys = [column.name for column in table.primary_key.columns]

@@ -609,7 +609,6 @@ def _job(values: dict[str, Any], now_s: float = math.nan) -> JobRow:
 
 
 def _attempt(row: Mapping[Any, Any]) -> JobAttempt:
-    """A row of the table `attempts`."""
     values = {name: row[name] for name in schema.ATTEMPT_FIELDS}
     return JobAttempt.of(**{**values, "ranks": _RANKS.decode(row["ranks"])})
 

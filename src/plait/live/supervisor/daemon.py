@@ -84,11 +84,9 @@ class Claim:
     """A keeper's lock; true if this process is the keeper of that name."""
 
     def __init__(self, layout: Layout, name: str, lock: IO[str] | None) -> None:
-        """Take the file that this process has locked; None if another process has."""
         self._layout, self._name, self._lock = layout, name, lock
 
     def __bool__(self) -> bool:
-        """Whether this process has the lock."""
         return self._lock is not None
 
     def holds(self) -> bool:

@@ -109,13 +109,11 @@ def _jobs_of(found: dict[int, str]) -> list[str]:
 
 
 def _agents(layout: Layout) -> list[Process]:
-    """Living agents of this machine."""
     records = (procs.read_json(path) or {} for path in layout.home.glob("nodes/*/agent.json"))
     return [agent for record in records if (agent := process_of(record)) is not None]
 
 
 def _end_services(layout: Layout) -> list[str]:
-    """End the services of this machine; return messages."""
     ready, process = processes(layout), any_service_process(layout)
     # Followers end first, or they would take over.
     for name in sorted(ready, key=lambda name: records(layout).get(name, {}).get("role") == "leader"):

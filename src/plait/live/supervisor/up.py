@@ -266,7 +266,6 @@ def _refuse_losses(service: Client, backend: NodeBackend) -> None:
 
 
 def _no_longer_started(service: Client, backend: NodeBackend) -> list[str]:
-    """The local nodes that the service knows and that the backend does not start."""
     mine = _sizes(backend)
     if mine is None:
         return []
@@ -333,7 +332,6 @@ def price_lines(per_gpu_h: Mapping[str, float], kinds: Sequence[str]) -> list[st
 
 
 def _network_lines(service: Client, policy: str) -> list[str]:
-    """Lines of the welcome about the network, if there is one."""
     network = service.network()
     if network.network is None:
         return []

@@ -60,7 +60,6 @@ class Exchange:
     pick: int = 0
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for a law that is unknown or lacks what it needs."""
         if self.law not in LAWS:
             raise InputError(f"memory law {self.law!r} is unknown; {suggest(self.law, LAWS)}")
         if self.law not in ("none", "dedicated") and self.placed.server is None:

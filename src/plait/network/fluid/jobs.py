@@ -25,7 +25,6 @@ class PlacedJob:
     server: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for no workers, or two on one node."""
         if not self.workers or len(set(self.workers)) < len(self.workers):
             raise InputError(f"workers on nodes {self.workers}: needs one or more, each on a node of its own")
 

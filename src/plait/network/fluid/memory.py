@@ -65,7 +65,6 @@ class Windows:
     jitter_s: float = JITTER_S
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for a window without packets."""
         if self.packets < 1:
             raise InputError(f"a window of {self.packets} packets; needs at least 1")
 

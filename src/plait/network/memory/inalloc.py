@@ -53,7 +53,6 @@ class Inalloc(Manager):
     )
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for unknown words and a margin below 1."""
         for name, known in (("index", INDICES), ("on_infeasible", ACTIONS), ("spare", SPARE)):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} is {getattr(self, name)!r}, needs {', '.join(known)}")

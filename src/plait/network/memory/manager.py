@@ -129,7 +129,6 @@ class Manager(ABC):
 
 
 def _decided(memory: Memory, targets: Mapping[int, Target]) -> Memory:
-    """With these targets in all leases."""
     return replace(memory, leases=tuple(replace(lease, target=targets[lease.request.job]) for lease in memory.leases))
 
 

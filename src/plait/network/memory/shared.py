@@ -29,7 +29,6 @@ class Shared(Manager):
     )
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for an unknown index."""
         if self.index not in _INDICES:
             raise InputError(f"index is {self.index!r}, needs {' or '.join(_INDICES)}")
 

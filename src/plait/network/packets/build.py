@@ -172,7 +172,6 @@ def _queues(scenario: Scenario, trees: list[Wiring], peer_room: IntArray) -> tup
 
 
 def _server_channel(scenario: Scenario, made: Wiring) -> int:
-    """The channel from the node of a server."""
     return scenario.graph.next_hops(made.root, scenario.graph.leaf(made.root))[0][0]
 
 

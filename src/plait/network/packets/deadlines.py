@@ -142,7 +142,6 @@ def _iterations_left(net: Net, j: int, job: PacketJob, now_s: float) -> float:
 
 
 def _mine(net: Net, j: int) -> Records:
-    """The workers of a job."""
     mine: Records = net.ends.hosts[net.ends.workers.state["job"] == j]
     return mine
 

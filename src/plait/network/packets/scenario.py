@@ -181,7 +181,6 @@ class Scenario:
     elements: int = 0
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for what is wrong, by name."""
         if not self.jobs:
             raise InputError("no jobs; give one or more")
         for j, job in enumerate(self.jobs):

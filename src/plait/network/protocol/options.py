@@ -101,7 +101,6 @@ class Options:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for values that do not work, or not together."""
         for one in _declared():
             _check(one, getattr(self, one.name))
         if self.payload_bytes % 4:
@@ -236,7 +235,6 @@ def _ns(seconds: float) -> int:
 
 
 def _check(one: Declared, value: Any) -> None:
-    """Raise `InputError` for a value of another type, outside of its range, or not among its words."""
     if one.name in CHOICES:
         if value not in CHOICES[one.name]:
             raise InputError(f"{one.name} is {value!r}; it takes {', '.join(CHOICES[one.name])}")

@@ -51,7 +51,6 @@ def placed(make: Callable[[], T], where: str) -> T:
 
 
 def _value(one: Declared, given: Any, where: str) -> Any:
-    """The value of one option, of its type and in its range."""
     if one.many:
         if isinstance(given, list) and len(given) == 2 and all(isinstance(end, str) and end for end in given):
             return given

@@ -194,7 +194,6 @@ class NetworkPhysics:
         return known
 
     def _graph(self, cluster: Cluster) -> Graph:
-        """The graph of the cluster, made once."""
         names = tuple(node.id for node in cluster.nodes)
         known = self._known.get("graph")
         network = cluster.network  # lost switches do not add up: jobs have no grants there; links stay
@@ -263,7 +262,6 @@ MOST_KNOWN = 20_000
 
 
 def _exchange(graph: Graph, way: Way) -> Exchange:
-    """How the job of a way exchanges."""
     nodes, grants = way
     return granted_exchange(graph, nodes, grants) if grants else Exchange(PlacedJob(nodes))
 

@@ -164,7 +164,6 @@ class _Reader:
         self._found: dict[tuple[str, str, float], dict[str, Any]] = {}
 
     def add(self, row: TextRow) -> None:
-        """Take in a row, or count why it is left out."""
         name = row.text("JobID")
         if "." in name:
             self.builder.drop("step")
@@ -187,7 +186,6 @@ class _Reader:
         return job["observed_start_s"], self.latest_s if end_s is None else end_s, job["gpus"]
 
     def jobs(self) -> list[dict[str, Any]]:
-        """The jobs, in order of cluster, id and submission."""
         return [job for _, job in sorted(self._found.items())]
 
     def _job(self, row: TextRow, name: str, stamps: list[float | None]) -> tuple[dict[str, Any], str | None]:
@@ -585,7 +583,6 @@ class _Workload:
         return int(total), kinds
 
     def amount(self, text: Any) -> Decimal:
-        """A Kubernetes quantity."""
         digits = str(text).rstrip("kmMGTi")
         try:
             value = Decimal(digits) * _FACTORS[str(text)[len(digits) :]]

@@ -100,7 +100,6 @@ def interval(interval_s: Any) -> float:
 
 
 def _whole(name: str, value: Any) -> int:
-    """The value as an int; raises `InputError` for anything else."""
     try:
         return operator.index(value)
     except TypeError:

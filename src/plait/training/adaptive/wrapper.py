@@ -214,7 +214,6 @@ class Adaptive:
         return GradientHooks(self.optimizer)
 
     def _register(self) -> None:
-        """Register all state with the job."""
         self.job.register_state(adaptive=self)
         if not isinstance(self.job, AttachedJob):
             return

@@ -90,7 +90,6 @@ class _Passes:
         self._earlier_of: int | None = None  # their epoch
 
     def begin(self) -> None:
-        """A pass is about to begin."""
         if self.train:
             if self.made_in_epoch is None:  # else only in a pass can its position be found again
                 self.job.safe_point("loader")

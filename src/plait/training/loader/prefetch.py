@@ -190,7 +190,6 @@ class Streamed(_Around, IterableDataset[Any]):
     """An iterable dataset; persistent workers seed their streams at each pass but the first."""
 
     def __init__(self, inner: Any) -> None:
-        """Wrap `inner`; reads nothing yet."""
         self.inner = inner
         self.seed = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 

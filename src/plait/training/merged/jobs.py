@@ -137,7 +137,6 @@ class JobThreads:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait for all threads and restore the process."""
         self.join()
         if self._streams is not None:
             self._streams.close()

@@ -72,7 +72,6 @@ class _Copy:
         self._strides = tensor.stride()
 
     def back(self) -> Any:
-        """The tensor on its device, laid out as it was."""
         import torch
 
         tensor = torch.empty_strided(self._host.size(), self._strides, dtype=self._host.dtype, device=self._device)

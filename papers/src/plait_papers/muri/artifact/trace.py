@@ -54,7 +54,6 @@ class ArtifactTrace:
     priority: IntArray
 
     def __post_init__(self) -> None:
-        """Check lengths of columns, the order of jobs, and that every size has an overhead in this world."""
         for name in ("model", *PER_JOB):
             if len(getattr(self, name)) != len(self.row):
                 raise InputError(f"column {name} has {len(getattr(self, name))} jobs, row has {len(self.row)}")

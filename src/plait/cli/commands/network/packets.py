@@ -210,7 +210,6 @@ def scenario_of(request: PacketsRequest, run: str) -> Scenario:
 
 
 def _manager(request: PacketsRequest) -> Inalloc | None:
-    """The manager that reviews the memory of jobs while they run, if one does."""
     return Inalloc(spare="others", period_s=1e-6 * request.review_us) if request.review_us else None
 
 
@@ -316,7 +315,6 @@ def show_runs(found: Mapping[str, Sequence[PacketResults]]) -> None:
 
 
 def _print(what: str, rows: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
-    """Print rows of figures; a narrow terminal gets the first columns."""
     heads = [f"{name}, {unit}" if unit else name for name, (unit, _) in COLUMNS.items()]
     marked = [f"?>{head}" if i >= NEEDED else f">{head}" for i, head in enumerate(heads)]
     lines = [[label, *(_cell([one[name] for one in cells]) for name in COLUMNS)] for label, cells in rows.items()]
@@ -324,7 +322,6 @@ def _print(what: str, rows: Mapping[str, Sequence[Mapping[str, float]]]) -> None
 
 
 def _cell(values: Sequence[float]) -> str:
-    """A figure, or the mean over seeds and its interval."""
     if len(values) == 1 or not all(map(math.isfinite, values)):
         return shown(values[0])
     mean, low, high = map(shown, bootstrap(values))

@@ -255,7 +255,6 @@ class Runner:
 
     @property
     def _marks(self) -> list[str]:
-        """By which processes of the job are known."""
         return [self.task.mark]
 
     def _become(self, runner: int, output: int, report: int) -> NoReturn:
@@ -334,7 +333,6 @@ class Runner:
         )
 
     def _release(self) -> None:
-        """Let a guest run for good: it is to end, and frozen processes handle no signal but SIGKILL."""
         if self._throttle is not None:
             self._throttle.release()
 
@@ -404,7 +402,6 @@ class Runner:
             self._kill(f"used {used / 1e9:.2f} GB, more than its memory limit of {limit / 1e9:.2f} GB; ask for more")
 
     def _copy(self) -> bool:
-        """Move waiting output to the log; False at its end."""
         try:
             data = os.read(self._pipe, _CHUNK)
         except BlockingIOError:
@@ -532,7 +529,6 @@ def _shortened(line: str, chars: int) -> str:
 
 
 def _ready(fd: int) -> bool:
-    """Whether something can be read at once."""
     with selectors.DefaultSelector() as selector:
         selector.register(fd, selectors.EVENT_READ)
         return bool(selector.select(0))

@@ -152,7 +152,6 @@ class Throttle:
         return QUANTUM_S if self._freezer.uses_group else SIGNALLED_QUANTUM_S
 
     def _account(self, now_s: float) -> None:
-        """Count the time since the last turn."""
         passed_s, self._at_s = max(now_s - self._at_s, 0.0), now_s
         if self._frozen:
             self._frozen_s += passed_s
@@ -169,7 +168,6 @@ class Throttle:
         self._frozen = frozen
 
     def _publish(self, now_s: float, *, throttled: bool) -> None:
-        """Write what the agent reports."""
         page, how = self._page, Throttled.NOT
         if throttled:
             how = Throttled.CGROUP if self._freezer.uses_group else Throttled.SIGNALS

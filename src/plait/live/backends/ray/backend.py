@@ -413,7 +413,6 @@ class RayBackend:
     # ---- one look ----
 
     def _find(self) -> None:
-        """The usable nodes that are alive, by name."""
         found = self._ask({"do": "nodes"}, CALL_S)["nodes"]
         taken = {node.id: node.name for node in self._nodes.values()}
         self._nodes = name_nodes(found, taken, self.slots)

@@ -54,7 +54,6 @@ class RayCluster:
     """The small cluster of a home folder."""
 
     def __init__(self, layout: Layout) -> None:
-        """Nothing is started yet. Raises MissingExtra without ray."""
         if importlib.util.find_spec("ray") is None:
             raise MissingExtra("ray", "ray", "a Ray cluster")
         self.folder = layout.home / "ray"
@@ -234,7 +233,6 @@ def _own_address() -> str:
 
 
 def _free_port(first: int = 6379) -> int:
-    """A free one; Ray keeps 10002 to 19999 for its workers."""
     for port in range(first, first + 600):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))

@@ -179,7 +179,6 @@ def _sides(
 
 
 def _hours(seconds: FloatArray) -> list[float | None]:
-    """Quantiles as hours; None for never."""
     ordered = np.sort(seconds)
     found = [float(ordered[min(int(q * len(ordered)), len(ordered) - 1)]) for q in QUANTILES]
     return [round(v / 3600, 4) if math.isfinite(v) else None for v in found]

@@ -55,7 +55,6 @@ class QueueArrays:
     sharing: float = 1.0
 
     def __len__(self) -> int:
-        """Jobs that run or wait."""
         return len(self.numbers)
 
     def reordered(self, rows: IntArray) -> QueueArrays:

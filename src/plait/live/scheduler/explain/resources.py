@@ -69,7 +69,6 @@ def utilisation(usage: Usage, gpu: int) -> float | None:
 
 
 def _places(attempt: Attempt) -> list[Place]:
-    """The GPUs that it holds, each once."""
     return list(dict.fromkeys(Place(r.node, r.gpu) for r in attempt.ranks if not r.ended))
 
 
@@ -103,7 +102,6 @@ def _busy(ctx: Context, place: Place) -> float | None:
 
 
 def _of_processes(seen: Sequence[Seen]) -> dict[str, float]:
-    """Sums over the ranks of which something is known."""
     measured = [one.resources for one in seen if one.resources is not None]
     if not measured:
         return {}
@@ -116,7 +114,6 @@ def _of_processes(seen: Sequence[Seen]) -> dict[str, float]:
 
 
 def _gpu_memory(ctx: Context, seen: Sequence[Seen], places: Sequence[Place]) -> float | None:
-    """Bytes on its GPUs: of its processes if they report them, otherwise everything in use there."""
     own = [one.memory.peak_bytes for one in seen if one.memory is not None]
     if own:
         return sum(own)

@@ -96,7 +96,6 @@ def _switch(ctx: Context, name: str) -> Switch:
 
 
 def _served(lease: Leased, seen: LeaseSeen | None) -> SwitchJob:
-    """A job of a switch with its counters, which are 0 before the switch reports its region."""
     counted = seen or LeaseSeen(lease.job, lease.epoch)
     return SwitchJob(
         **structs.asdict(_region(lease.grant)), id=job_name(lease.job), number=lease.job,

@@ -76,7 +76,6 @@ def stop_in_words(why: str, reason: str) -> str:
 
 
 def _jobs(message: Message) -> str:
-    """The jobs that a message names, by their names."""
     jobs = message.get("jobs", [message["job"]] if "job" in message else [])
     return ", ".join(str(job.get("id")) if isinstance(job, Mapping) else f"j-{job}" for job in jobs)
 

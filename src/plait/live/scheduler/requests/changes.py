@@ -118,7 +118,6 @@ def _open(ctx: Context, number: int, instead: str = "") -> JobRecord:
 
 
 def _check_whole(name: str, fields: Mapping[str, Any]) -> None:
-    """Raise `InputError` for an invalid number of GPUs: 1.5, 0, True."""
     for field in SIZES:
         value = fields.get(field)
         if value is not None and (type(value) is not int or value < 1):

@@ -175,13 +175,11 @@ def cancel_reservation(ctx: Context, name: str, by: str) -> None:
 
 
 def _reservations(ctx: Context) -> list[NodeReservation]:
-    """Those that have not ended."""
     known = () if ctx.state.controller is None else ctx.state.controller.reserved
     return [one for one in known if one.until_s > ctx.now_s]
 
 
 def _when(one: NodeReservation, now_s: float) -> str:
-    """When it is, relative to now."""
     if one.from_s <= now_s:
         return f"now and for another {duration(one.until_s - now_s)}"
     return f"in {duration(one.from_s - now_s)} for {duration(one.until_s - one.from_s)}"

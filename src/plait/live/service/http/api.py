@@ -190,7 +190,6 @@ class Route:
     key: bool = False
 
     async def __call__(self, request: Request) -> Response:
-        """Check the request, call the handler and encode what it returns."""
         api = cast("Api", request.app.state.api)
         header = request.headers.get("authorization")
         if "agent" in self.roles:

@@ -98,7 +98,6 @@ def problem(
 
 
 def _error_handlers() -> dict[Any, Callable[[Request, Exception], Awaitable[Response]]]:
-    """The answers to errors, by their types."""
     answers: dict[Any, Callable[[Any], Response]] = {
         Denied: lambda e: problem(e.status, str(e), next_step=e.next_step),
         Invalid: lambda e: problem(e.status, str(e), e.field),

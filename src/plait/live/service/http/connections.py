@@ -162,7 +162,6 @@ class Connections:
         return end
 
     def _touch(self, one: Connection, requests: int) -> None:
-        """Note that a request has come (1), or was answered or given up (-1)."""
         one.busy, one.since = one.busy + requests, self._clock()
         if one in self._strange:
             self._strange.move_to_end(one)

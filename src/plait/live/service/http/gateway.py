@@ -93,7 +93,6 @@ class Gateway:
         return guarded
 
     def _who(self) -> dict[str, Any]:
-        """The leader and its term, as far as known."""
         if self.lease is None:
             return {}
         if self.leads:
@@ -127,7 +126,6 @@ class _Streams:
         self._end()
 
     async def send(self, message: Message) -> None:
-        """Send a message of the application."""
         if message["type"] == "http.response.start" and _is_stream(message):
             try:
                 self._end = self._connections.begin_stream(self._turn)

@@ -124,7 +124,6 @@ async def _refuse(send: Any, limit: int) -> None:
 
 
 async def _end(send: Any, status: int, message: str) -> None:
-    """An answer after which the connection is closed."""
     body = json.dumps({"error": {"message": message}}).encode()
     headers = [
         (b"content-type", b"application/json"),

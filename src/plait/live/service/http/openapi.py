@@ -256,7 +256,6 @@ def _health() -> dict[str, Any]:
 
 
 def _show(known: dict[str, Any], operation: dict[str, Any]) -> None:
-    """Put examples where they belong."""
     for parameter in operation.get("parameters", ()):
         if parameter["name"] in known.get("parameters", {}):
             parameter["example"] = known["parameters"][parameter["name"]]

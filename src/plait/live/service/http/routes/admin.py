@@ -160,6 +160,5 @@ def _projects(engine: Engine, now_s: float) -> list[ProjectRow]:
 
 
 def _shown(token: Token, now_s: float) -> dict[str, Any]:
-    """The fields of the row of a token."""
     fields = {field: getattr(token, field) for field in TokenRow.__struct_fields__ if field != "left_s"}
     return {**fields, "left_s": None if token.expires_s is None else round(token.expires_s - now_s, 3)}

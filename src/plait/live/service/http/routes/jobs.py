@@ -294,7 +294,6 @@ _JOB = Schema({}, request_of)
 
 
 async def _stored(call: Call, requests: list[dict[str, Any]], *, several: bool = False) -> list[SubmittedJob]:
-    """Submit the jobs."""
     key = call.key
     await check_files(call.api, [next(members(request, 0)) for request in requests], several=several)
 
@@ -340,7 +339,6 @@ async def _each(call: Call, array: str, change: Callable[[Engine, int, float], N
 
 
 async def _changed(call: Call, number: int, remarks: list[str]) -> ChangedJob:
-    """A job after a change of it."""
     row = await call.api.live(number) or (await call.job()).row
     return ChangedJob(row.id, row.state, remarks)
 
