@@ -292,7 +292,7 @@ class History:
                 "members": _counts([g.first_job for g in groups]),
                 "gpu_count": _counts([g.first_gpu for g in groups]),
                 "gpus": _join([g.gpus for g in groups], np.int32),
-                "guest": _guests(groups),
+                "guest": _join([guest_flags(group) for group in groups], np.bool_),
                 "group_at_s": np.repeat(self._group_at, [len(g) for g in groups]).astype(np.float64),
             }
         )
@@ -399,11 +399,6 @@ def _counts(offsets: Sequence[IntArray]) -> Int32Array:
     keep = np.ones(len(steps), dtype=bool)
     keep[np.cumsum([len(o) for o in offsets])[:-1] - 1] = False
     return steps[keep]
-
-
-def _guests(groups: Sequence[Groups]) -> BoolArray:
-    """One flag a group."""
-    return _join([guest_flags(group) for group in groups], np.bool_)  # type: ignore[no-any-return]
 
 
 def _marks(log: Mapping[str, Any]) -> dict[str, Any]:

@@ -370,7 +370,8 @@ class JobStore:
         if specs:
             batch = JobBatch.of(specs)
             job_store._place(numbers, batch)
-            job_store.batches = _runs(numbers, batch)
+            cuts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
+            job_store.batches = [(int(numbers[lo]), batch[lo:hi]) for lo, hi in pairwise(cuts)]
         for name, values in data["life"].items():
             column = job_store.columns[name]
             filled = floats(values)
@@ -453,12 +454,6 @@ def _known_rows(table: FloatArray) -> list[tuple[int, list[Any]]]:
     """Rows in which anything is known, each with its place: most jobs have none."""
     known = np.flatnonzero(~np.isnan(table).all(axis=1))
     return list(zip(known.tolist(), plain_array(table[known]), strict=True))
-
-
-def _runs(numbers: IntArray, batch: JobBatch) -> list[tuple[int, JobBatch]]:
-    """Parts of a batch whose numbers follow each other, with the first number of each."""
-    cuts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
-    return [(int(numbers[lo]), batch[lo:hi]) for lo, hi in pairwise(cuts)]
 
 
 def refusal(spec: JobSpec, cluster: Cluster, room: int = 0) -> str | None:

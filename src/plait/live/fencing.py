@@ -71,7 +71,10 @@ class Fences:
             if reached >= epoch:
                 return
             if 0 < reached < first:
-                self._put_aside(number, reached)
+                folder = self.layout.job(number)
+                aside = make_private(folder / f"before-{reached}")
+                for path in [p for p in folder.iterdir() if not p.name.startswith(("EPOCH", "before-"))]:
+                    path.replace(aside / path.name)
             self._replace(number, epoch)
 
     @contextmanager
@@ -86,12 +89,6 @@ class Fences:
                 why = "locked by another service, which may be stopped in the middle"
                 raise BlockingIOError(errno.EAGAIN, why, str(path)) from None
             yield
-
-    def _put_aside(self, number: int, reached: int) -> None:
-        folder = self.layout.job(number)
-        aside = make_private(folder / f"before-{reached}")
-        for path in [p for p in folder.iterdir() if not p.name.startswith(("EPOCH", "before-"))]:
-            path.replace(aside / path.name)
 
     def _replace(self, number: int, epoch: int) -> None:
         path = self.layout.epoch_file(number)

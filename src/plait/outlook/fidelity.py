@@ -107,7 +107,13 @@ class MeasuredCosts:
         self._follow_policy(state, row)
         event = row.event
         if isinstance(row.entry, Note):
-            self._note(row.entry)
+            note = row.entry
+            if isinstance(note, AttemptBegan):
+                self._attempts[note.job] = _Attempt(note.at_s, frozenset(note.gpus))
+            elif isinstance(note, StopAsked) and note.job in self._attempts:
+                self._attempts[note.job].stop_s = note.at_s
+            elif isinstance(note, AttemptOver) and note.job in self._attempts:
+                self._over(self._attempts.pop(note.job), note)
         elif isinstance(event, ReplanDue) and math.isnan(self.first_decision_s):
             self.first_decision_s = event.at_s
         elif isinstance(event, JobProfiled):
@@ -129,14 +135,6 @@ class MeasuredCosts:
         self.policies.append((state.now_s, policy))
         if not self.policy_texts or self.policy_texts[-1][1] != state.policy_text:
             self.policy_texts.append((state.now_s, state.policy_text))
-
-    def _note(self, note: Note) -> None:
-        if isinstance(note, AttemptBegan):
-            self._attempts[note.job] = _Attempt(note.at_s, frozenset(note.gpus))
-        elif isinstance(note, StopAsked) and note.job in self._attempts:
-            self._attempts[note.job].stop_s = note.at_s
-        elif isinstance(note, AttemptOver) and note.job in self._attempts:
-            self._over(self._attempts.pop(note.job), note)
 
     def _over(self, attempt: _Attempt, note: AttemptOver) -> None:
         costs = self.costs.setdefault(note.job, JobSeconds())

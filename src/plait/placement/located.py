@@ -102,7 +102,13 @@ def located_walk(
         done.add(row)
         gpus, first_gpu = np.concatenate([gpus, chosen]), np.append(first_gpu, first_gpu[-1] + len(chosen))
         group[row] = len(first_gpu) - 2
-        _drop_overlapping(group, row, chosen, gpus, first_gpu, cluster.gpus)
+        # Rows whose GPUs now overlap with GPUs of `row` hold none: the walk takes groups to share all GPUs or none
+        mine = np.zeros(cluster.gpus, dtype=np.bool_)
+        mine[chosen] = True
+        hit = np.logical_or.reduceat(mine[gpus], first_gpu[:-1])
+        others = (group >= 0) & hit[group]
+        others[row] = False
+        group[others] = -1
 
 
 def _moves(rows: IntArray, found: WalkAnswer, group: IntArray, gpus: IntArray, first_gpu: IntArray) -> BoolArray:
@@ -156,15 +162,3 @@ def _chosen(
             for n in nodes
         ]
     )
-
-
-def _drop_overlapping(
-    group: IntArray, row: int, chosen: IntArray, gpus: IntArray, first_gpu: IntArray, total: int
-) -> None:
-    """Rows whose GPUs now overlap with GPUs of `row` hold none: the walk takes groups to share all GPUs or none."""
-    mine = np.zeros(total, dtype=np.bool_)
-    mine[chosen] = True
-    hit = np.logical_or.reduceat(mine[gpus], first_gpu[:-1])
-    others = (group >= 0) & hit[group]
-    others[row] = False
-    group[others] = -1

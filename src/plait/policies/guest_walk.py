@@ -301,7 +301,12 @@ class _Hosts:
         elif self.stoppable and not self._behind_reservation(row) and self._stop_for(row, t, need, kinds):
             pass
         elif not any(allowed):
-            self._wait_for_quota(row, t, need, kinds)
+            # Claim GPUs for a job that its project's quota has no room for now
+            whole, ever = self.floor.jobs.whole, self._ever(t, need, kinds)
+            whole[row, STATUS] = OVER_QUOTA if ever >= 0 else ABOVE_QUOTA
+            if ever >= 0 and not whole[row, LENDS]:
+                self._wait_first(t, ever, need)
+                self._claim(t, ever, need)
         else:
             self._place(row, t, need, allowed)
 
@@ -313,14 +318,6 @@ class _Hosts:
             in_all and (kinds >> kind) & 1 == 1 and used[kind] + claimed[kind] + need <= quota[kind]
             for kind in range(len(quota))
         ]
-
-    def _wait_for_quota(self, row: int, t: int, need: int, kinds: int) -> None:
-        """Claim GPUs for a job that its project's quota has no room for now."""
-        whole, ever = self.floor.jobs.whole, self._ever(t, need, kinds)
-        whole[row, STATUS] = OVER_QUOTA if ever >= 0 else ABOVE_QUOTA
-        if ever >= 0 and not whole[row, LENDS]:
-            self._wait_first(t, ever, need)
-            self._claim(t, ever, need)
 
     def _wait_first(self, t: int, kind: int, need: int) -> None:
         """Note a job of project `t` that waits for its quota, unless there is one ahead of it."""
@@ -447,7 +444,9 @@ class _Hosts:
         of a kind keeps a GPU, because jobs with reservations go first from then on.
         """
         floor, jobs, whole = self.floor, self.floor.jobs, self.floor.jobs.whole
-        ends = _Ends(floor, np.concatenate([self.lists.hosts, self._new_hosts(turns)]))
+        status = self.floor.jobs.whole[turns, STATUS]
+        hosts: IntArray = turns[(status == STARTS) | (status == PROMOTED)]
+        ends = _Ends(floor, np.concatenate([self.lists.hosts, hosts]))
         holds, quota_s = self._reopen(ends), dict[int, float]()
         for row in turns[np.isin(whole[turns, STATUS], (BEHIND, OVER_QUOTA))].tolist():
             if sum(self.free) <= len(holds) and not self.stoppable:
@@ -495,12 +494,6 @@ class _Hosts:
             self.floor.devices.whole[gpus, CLOSED] = 0
             self._open(kind, gpus)
         return holds
-
-    def _new_hosts(self, turns: IntArray) -> IntArray:
-        """Rows of the queue that are hosts from now on."""
-        status = self.floor.jobs.whole[turns, STATUS]
-        hosts: IntArray = turns[(status == STARTS) | (status == PROMOTED)]
-        return hosts
 
     def _claims_s(self, ends: _Ends, t: int, holds: Mapping[int, _Hold]) -> float:
         """Seconds until the first of the jobs of a project that claim some of its quota can start."""

@@ -143,7 +143,8 @@ def grouped_bars_svg(
     series = list(dict.fromkeys(bar.series for bar in bars))
     left, top, bottom, height = 44, 58, 250, 284
     highest = highest_of(bars) if up_to is None else max(up_to, highest_of(bars))
-    step = _step(highest)
+    power = 10.0 ** math.floor(math.log10(highest))
+    step = next(m * power for m in (0.2, 0.5, 1.0, 2.0) if highest <= 6 * m * power)
     scale = (bottom - top) / (math.ceil(highest / step - 1e-9) * step)
     parts = [_text(8, 16, title, "class='title'")]
     for i, name in enumerate(series):
@@ -194,12 +195,6 @@ def _bar(bar: GroupedBar, x: float, wide: float, bottom: float, scale: float, fi
     lies = "text-anchor='middle'" if wide >= ROOM else upright
     parts.append(_text(middle, above, f"{bar.value:.2f}", f"{lies} style='font-size:10px'"))
     return parts
-
-
-def _step(highest: float) -> float:
-    """A round distance between lines of the grid."""
-    power = 10.0 ** math.floor(math.log10(highest))
-    return next(m * power for m in (0.2, 0.5, 1.0, 2.0) if highest <= 6 * m * power)
 
 
 def _text(x: float, y: float, text: str, more: str = "") -> str:

@@ -48,7 +48,8 @@ JOB_COLUMNS = (
 
 def run_payload(result: RunResult, label: str, limit: int) -> dict[str, Any]:
     """One run; at most `limit` rows of jobs and as many bars of the Gantt chart."""
-    origin = _origin(result)
+    submit_s = result.jobs["submit_s"]
+    origin = float(submit_s.min()) if len(submit_s) else 0.0
     jobs = result.jobs
     return {
         "label": label,
@@ -61,11 +62,6 @@ def run_payload(result: RunResult, label: str, limit: int) -> dict[str, Any]:
         "jobs": _jobs(jobs, limit, origin),
         "gantt": gantt(result.timeline, _names(result), limit, origin, _words(result)),
     }
-
-
-def _origin(result: RunResult) -> float:
-    submit_s = result.jobs["submit_s"]
-    return float(submit_s.min()) if len(submit_s) else 0.0
 
 
 def _names(result: RunResult) -> Any:

@@ -523,7 +523,11 @@ class _Thread:
             else:
                 time.sleep(min(left, _QUEUE_LOOK_S))  # more threads than rows: this one has no place in the queue
             for row in ahead:
-                self._clear_if_dead(row)
+                # Remove a dead thread from the queue; the lock of its row makes us the only writer
+                name = f"row-{row}.lock"
+                if self.files.lock(name):
+                    self.words[self.at.want + row] = 0
+                    self.files.unlock(name)
 
     def _overtake(self, r: int) -> bool:
         """Take a slot that stays free although an older thread waits for it."""
@@ -541,13 +545,6 @@ class _Thread:
                 self.row = row
                 self.words[self.at.want + row], self.words[self.at.owner + row] = 0, self.stamp
                 return
-
-    def _clear_if_dead(self, row: int) -> None:
-        """Remove a dead thread from the queue; the lock of its row makes us the only writer."""
-        name = f"row-{row}.lock"
-        if self.files.lock(name):
-            self.words[self.at.want + row] = 0
-            self.files.unlock(name)
 
     def _timeout(self, r: int, waited_s: float) -> GateTimeout:
         group = self.page.group

@@ -443,7 +443,13 @@ class Page:
         except OSError as error:
             raise PageError(f"{path}: no page: {error.strerror}; the agent makes it before it starts the job") from None
         try:
-            _check(path, fd)
+            head = os.pread(fd, 16, 0)
+            if sys.byteorder != "little":
+                raise PageError(f"{path}: pages are little-endian, this machine is {sys.byteorder}-endian")
+            if head[:8] != MAGIC or os.fstat(fd).st_size < SIZE:
+                raise PageError(f"{path}: not a page: begins with {head[:8]!r}, needs {MAGIC!r} and {SIZE} bytes")
+            if trouble := check_version(struct.unpack("<q", head[8:])[0]):
+                raise PageError(f"{path}: a page {trouble}")
             return cls(path, fd, mapped=mapped)
         except BaseException:
             os.close(fd)
@@ -607,16 +613,6 @@ def _makes_sense(estimate: tuple[float, ...]) -> bool:
     some = [math.isnan(t) for t in theta]
     possible = all(math.isnan(x) or 0 <= x < math.inf for x in estimate)
     return possible and (all(some) or (not any(some) and 1 <= theta[Estimate.GAMMA] <= 10))
-
-
-def _check(path: Path, fd: int) -> None:
-    head = os.pread(fd, 16, 0)
-    if sys.byteorder != "little":
-        raise PageError(f"{path}: pages are little-endian, this machine is {sys.byteorder}-endian")
-    if head[:8] != MAGIC or os.fstat(fd).st_size < SIZE:
-        raise PageError(f"{path}: not a page: begins with {head[:8]!r}, needs {MAGIC!r} and {SIZE} bytes")
-    if trouble := check_version(struct.unpack("<q", head[8:])[0]):
-        raise PageError(f"{path}: a page {trouble}")
 
 
 def check_version(version: object) -> str:

@@ -120,7 +120,14 @@ class JobsOnGpus:
             self._run(neighbours.around(groups.gpus), set(groups.jobs.tolist()))
             return
         if not groups.single or self.groups:
-            self._regroup(groups)
+            # Record which jobs share GPUs
+            for job in groups.jobs.tolist():
+                self.groups.pop(job, None)
+            first = groups.first_job
+            for g in np.flatnonzero(first[1:] - first[:-1] > 1).tolist():
+                shared = (groups, g)
+                for job in groups.jobs[first[g] : first[g + 1]].tolist():
+                    self.groups[job] = shared
         self._run(groups)
 
     def _run(self, groups: Groups, named: set[int] | None = None) -> None:
@@ -216,16 +223,6 @@ class JobsOnGpus:
         return max(float(self.safe_ms[job]), kept)
 
     # -- who shares GPUs --------------------------------------------------------------------------------
-
-    def _regroup(self, groups: Groups) -> None:
-        """Record which jobs share GPUs."""
-        for job in groups.jobs.tolist():
-            self.groups.pop(job, None)
-        first = groups.first_job
-        for g in np.flatnonzero(first[1:] - first[:-1] > 1).tolist():
-            shared = (groups, g)
-            for job in groups.jobs[first[g] : first[g + 1]].tolist():
-                self.groups[job] = shared
 
     def share_gpus(self, shared: Shared, at: float) -> None:
         """Speed up the remaining members of a group at once when one leaves, before it is reported."""

@@ -118,7 +118,8 @@ def run_stretches(controller: Controller, backend: Simulator, records: Sequence[
             record.take(block)
         s.counts[layout.ROWS] = s.counts[layout.ROW_GPUS] = 0
         if s.counts[layout.FAULT] != OK:
-            _refuse(s, controller)
+            code, job, gpu = (int(s.counts[at]) for at in (layout.FAULT, layout.FAULT_JOB, layout.FAULT_GPU))
+            raise plan_error(code, controller.job_store.name(job), gpu, controller.cluster, describe(controller.policy))
         if s.counts[layout.ENDED] == len(backend.truth) or block.events == 0:
             break
         if s.counts[layout.INSTANTS] % PATIENCE == 0:
@@ -227,12 +228,6 @@ def _block(s: Stretch, events: int) -> Block:
     done, count = s.rows.done[:n][starts], s.rows.gpu_count[:n][starts]
     return Block(kind, s.rows.job[:n].copy(), s.rows.at_ms[:n] / 1000, done, count, gpus, events,
                  float(s.at[layout.LAST_EVENT]))  # fmt: skip
-
-
-def _refuse(s: Stretch, controller: Controller) -> None:
-    """Raise `PlanError` for the start that the kernel refused."""
-    code, job, gpu = (int(s.counts[at]) for at in (layout.FAULT, layout.FAULT_JOB, layout.FAULT_GPU))
-    raise plan_error(code, controller.job_store.name(job), gpu, controller.cluster, describe(controller.policy))
 
 
 def _show(s: Stretch, backend: Simulator) -> None:

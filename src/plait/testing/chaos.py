@@ -84,19 +84,17 @@ class Chaos:
             if target is not None:
                 self._left.pop(0)
                 self._last = now
-                self._note(Done(round(now - self._begin, 3), fault.kind, target, round(fault.length_s, 3)))
+                done = Done(round(now - self._begin, 3), fault.kind, target, round(fault.length_s, 3))
+                self.done.append(done)
+                if self.record is not None:
+                    with open(self.record, "a", encoding="utf-8") as file:
+                        file.write(json.dumps(asdict(done)) + "\n")
 
     def end(self) -> None:
         """End all faults that still last."""
         for _, undo in self._undo:
             undo()
         self._undo.clear()
-
-    def _note(self, done: Done) -> None:
-        self.done.append(done)
-        if self.record is not None:
-            with open(self.record, "a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(done)) + "\n")
 
     def _later(self, fault: Fault, undo: Callable[[], object]) -> None:
         self._undo.append((time.monotonic() + fault.length_s, undo))

@@ -101,7 +101,10 @@ def _checked_jobs(columns: Mapping[str, Array], place: _Place) -> tuple[dict[str
     _check_unique(jobs["job_id"], JOBS["job_id"], place)
     _check_shares(jobs, place)
     _check_stages(jobs, place)
-    _check_elastic(jobs, place)
+    if "min_gpus" in jobs and "max_gpus" in jobs:
+        bad = jobs["min_gpus"] > jobs["max_gpus"]
+        if bad.any():
+            raise place.error("more than max_gpus", JOBS["min_gpus"], jobs["min_gpus"], bad)
     _check_ina(jobs, place)
     _check_work(jobs, place)
     return jobs, notes
@@ -323,13 +326,6 @@ def _refuse_long_stages(iteration_s: Array, stages: Array, place: _Place) -> Non
         bad,
         "stages and iteration_s are seconds of one iteration alone; leave iteration_s empty to have it derived",
     )
-
-
-def _check_elastic(jobs: Mapping[str, Array], place: _Place) -> None:
-    if "min_gpus" in jobs and "max_gpus" in jobs:
-        bad = jobs["min_gpus"] > jobs["max_gpus"]
-        if bad.any():
-            raise place.error("more than max_gpus", JOBS["min_gpus"], jobs["min_gpus"], bad)
 
 
 def _check_ina(jobs: Mapping[str, Array], place: _Place) -> None:

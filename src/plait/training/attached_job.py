@@ -257,7 +257,14 @@ class AttachedJob(Job):
         with self.iterations.in_loop("epochs"):
             for epoch in range(self._epoch, total):
                 self._epoch, before = epoch, self.iterations.counted
-                self._begin_epoch()
+                # Before the body of an epoch: where it is resumed, it draws the same random numbers as before
+                if self._found_epoch_streams is not None:
+                    self.kept.put_streams(self._found_epoch_streams)
+                self._epoch_streams, self._found_epoch_streams = self.kept.streams(), None
+                self._epoch_loaders.begin_epoch(self._epoch)
+                for number, (_, wrapped) in list(self._given.items()):
+                    if wrapped.keeps_inner and wrapped.made_anew:
+                        del self._given[number]
                 self._count_on("epochs")
                 yield epoch
                 self._epoch, self._epoch_streams = epoch + 1, None
@@ -271,16 +278,6 @@ class AttachedJob(Job):
         """Before the first number of `loop`: let the script's own count of its steps go on."""
         if way := self._counters[loop].begin():
             self.advice.warn_loop_count(loop, way)
-
-    def _begin_epoch(self) -> None:
-        """Before the body of an epoch: where it is resumed, it draws the same random numbers as before."""
-        if self._found_epoch_streams is not None:
-            self.kept.put_streams(self._found_epoch_streams)
-        self._epoch_streams, self._found_epoch_streams = self.kept.streams(), None
-        self._epoch_loaders.begin_epoch(self._epoch)
-        for number, (_, wrapped) in list(self._given.items()):
-            if wrapped.keeps_inner and wrapped.made_anew:
-                del self._given[number]
 
     def yield_point(self) -> None:
         if self.shared.guest:

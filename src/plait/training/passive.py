@@ -583,7 +583,11 @@ class Hooks:
         # A hook of all modules or optimizers would make torch.compile compile again, and one of modules warn.
         if counters.get("frames", {}).get("total"):
             self._wrap(optimized, "__call__", self._compiled_called)
-            self._find_ddp()
+            # Find the DDP models of a process that compiles, in which their calls are not seen
+            if _communicates() and self._ddp_type:
+                kinds = [self._ddp_type, *self._ddp_type.__subclasses__()]
+                found = [model for model in gc.get_referrers(*kinds) if type(model) in kinds]
+                self._ddp += map(_Buckets, found)
         else:
             self._wrap(optimized, "__call__", self._interrupt)
             compiling = getattr(modules.get("torch._dynamo.callback"), "callback_handler", None)
@@ -598,13 +602,6 @@ class Hooks:
         if self._ddp:
             self._ddp_called()
         self._module_called(module, ())
-
-    def _find_ddp(self) -> None:
-        """Find the DDP models of a process that compiles, in which their calls are not seen."""
-        if _communicates() and self._ddp_type:
-            kinds = [self._ddp_type, *self._ddp_type.__subclasses__()]
-            found = [model for model in gc.get_referrers(*kinds) if type(model) in kinds]
-            self._ddp += map(_Buckets, found)
 
     def _watch_groups(self) -> None:
         module = sys.modules.get("torch._C._distributed_c10d")

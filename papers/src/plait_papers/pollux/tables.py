@@ -52,7 +52,12 @@ class Measured:
                 f"{', '.join(APPLICATIONS)} (github.com/petuum/adaptdl, branch osdi21-artifact, simulator/traces)"
             )
         self._curves, self._means = self._read_placements()
-        self._scaling = self._read_scaling()
+        source = Source(self.folder / "scalability.csv")
+        axes = ("num_nodes", "num_replicas", "local_bsz")
+        self._scaling = [
+            (*(_positive(row, name) for name in axes), *_times(row))
+            for row in read_rows(source, required=(*axes, "step_time", "sync_time"))
+        ]
         self._runs = [self._read_run(batch) for batch in application.batches]
         #: Progress at the end of each epoch (0: before the first), in iterations at the initial batch.
         self.progress = (0.0, *(min(run[0][epoch] for run in self._runs) for epoch in range(application.epochs)))
@@ -161,14 +166,6 @@ class Measured:
         }
         means = [(*key, *np.mean(groups[key], axis=0).tolist()) for key in sorted(groups)]
         return curves, means
-
-    def _read_scaling(self) -> list[tuple[float, ...]]:
-        source = Source(self.folder / "scalability.csv")
-        axes = ("num_nodes", "num_replicas", "local_bsz")
-        return [
-            (*(_positive(row, name) for name in axes), *_times(row))
-            for row in read_rows(source, required=(*axes, "step_time", "sync_time"))
-        ]
 
     def _read_run(self, batch: int) -> tuple[list[float], ...]:
         """Progress, optimiser steps, squared norm and variance, an entry an epoch."""

@@ -168,7 +168,9 @@ def fields_of(given: Mapping[str, Any], where: str) -> tuple[dict[str, Any], lis
     for kind, jobs in _dependencies(given.get("dependency"), where):
         fields.setdefault(kind, []).extend(jobs)
     if begin := given.get("begin"):
-        fields["begin_s"] = _begin(begin)
+        # `now+2hours` as 2h; other forms as they are
+        match = re.fullmatch(r"now\+(\d+)(second|minute|hour|day|week)?s?", begin)
+        fields["begin_s"] = f"{match[1]}{(match[2] or 'second')[0]}" if match else begin
     if signal := given.get("signal"):
         fields["signal_s"] = f"{_digits(signal.rpartition('@')[2] if '@' in signal else '60', 'signal', where)}s"
         remarks.append("the request to stop comes as SIGTERM, whatever --signal names")
@@ -239,12 +241,6 @@ def _dependencies(text: str | None, where: str) -> Iterable[tuple[str, list[str]
             raise InputError(f"{where}: --dependency {one[:40]!r} is not available; write one of {', '.join(_AFTER)}, "
                              "e.g. afterok:3")  # fmt: skip
         yield _AFTER[kind], [_job(job) for job in jobs]
-
-
-def _begin(text: str) -> str:
-    """`now+2hours` as 2h; other forms as they are."""
-    match = re.fullmatch(r"now\+(\d+)(second|minute|hour|day|week)?s?", text)
-    return f"{match[1]}{(match[2] or 'second')[0]}" if match else text
 
 
 def _job(text: str) -> str:

@@ -20,7 +20,7 @@ from plait.cli.connection import print_table
 from plait.cli.experiments.demonstration import find_examples
 from plait.core.errors import MissingExtra, PlaitError
 from plait.live.api.cluster import NetworkJob
-from plait.live.api.jobs import JobRow, Region
+from plait.live.api.jobs import Region
 from plait.live.client.client import FINAL, Client
 from plait.live.layout import Layout
 from plait.live.supervisor.down import stop
@@ -97,7 +97,11 @@ def demonstrate_network(out: Path, examples: Path | None) -> None:
     try:
         options = {"nodes": 4, "gpus-per-node": 1, "fake": True, "network": NETWORK, "policy": WORLDS[0][1]}
         with start(layout, {**options, "round": 0.5}) as service:
-            _await_switch(service)
+            until = time.monotonic() + READY_S
+            while any(one.state != "up" for one in service.network().switches):
+                if time.monotonic() > until:
+                    raise PlaitError(f"the switch does not work after {READY_S:g} s; this machine is too busy or slow")
+                time.sleep(LOOK_S)
             worlds = [_run(service, script, home, name, policy) for name, policy in WORLDS]
             log = list(service.all_events())
     finally:
@@ -128,14 +132,6 @@ def demonstrate_network(out: Path, examples: Path | None) -> None:
     print(f"When each job ran is in {out / 'network-jobs.html'}.")
 
 
-def _await_switch(service: Client) -> None:
-    until = time.monotonic() + READY_S
-    while any(one.state != "up" for one in service.network().switches):
-        if time.monotonic() > until:
-            raise PlaitError(f"the switch does not work after {READY_S:g} s; this machine is too busy or slow")
-        time.sleep(LOOK_S)
-
-
 def _run(service: Client, script: Path, folder: Path, name: str, policy: str) -> World:
     print(f"\n{name} ({policy}) ...", flush=True)
     service.set_policy(policy)
@@ -154,15 +150,14 @@ def _run(service: Client, script: Path, folder: Path, name: str, policy: str) ->
         world.last |= now
         jobs = {label: service.job(number) for number, label in ids.items()}
         if all(one.state in FINAL for one in jobs.values()):
-            world.ended = {label: _ending(one) for label, one in jobs.items()}
+            world.ended = {
+                label: {"state": one.state, "jct_s": (one.ended_s or 0.0) - one.created_s}
+                for label, one in jobs.items()
+            }
             return world
         if time.monotonic() > begin + LONGEST_S:
             raise PlaitError(f"the jobs have not ended after {LONGEST_S:g} s; this machine is too busy or slow")
         time.sleep(LOOK_S)
-
-
-def _ending(job: JobRow) -> dict[str, Any]:
-    return {"state": job.state, "jct_s": (job.ended_s or 0.0) - job.created_s}
 
 
 def page(worlds: list[World]) -> str:

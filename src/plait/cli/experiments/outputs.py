@@ -33,19 +33,17 @@ class Outputs:
         try:
             if to.is_dir():
                 raise InputError(f"cannot write {to}: it is a directory")
-            self._make_folder(to.parent)
+            folder = to.parent
+            missing = [f for f in (folder, *folder.parents) if not f.exists()]
+            for one in reversed(missing):
+                one.mkdir()
+                self.made.append(one)
             beside = to.with_name(f".{os.getpid()}-{to.name}")  # the suffix stays: it decides the format
             with open(beside, "wb"):
                 self.staged.append((beside, to))
         except OSError as error:
             raise InputError(f"cannot write {to}: {error.strerror}") from error
         return beside
-
-    def _make_folder(self, folder: Path) -> None:
-        missing = [f for f in (folder, *folder.parents) if not f.exists()]
-        for one in reversed(missing):
-            one.mkdir()
-            self.made.append(one)
 
     def print_later(self, writer: Callable[[Path], None]) -> None:
         """Let `writer` write what `commit` prints to standard output."""

@@ -78,7 +78,13 @@ def adaptive_lines(found: Explanation) -> list[str]:
         again = [] if sizes.next_s is None else [f"  sizes are chosen again in {duration(sizes.next_s)}"]
         return _by_fit(sizes.at, held, sizes.profiled) + again
     if not adaptive or not sizes:
-        return _had_lines(found.attempts or ())
+        attempts = found.attempts or ()
+        texts = []
+        for attempt in attempts:
+            batch = batch_text(attempt)
+            lasted = duration(number(attempt.ended_s) - number(attempt.started_s))
+            texts.append(f"{_gpus(attempt.gpus)} for {lasted}" + (f" (batch {batch} in the end)" if batch else ""))
+        return [f"  it had {', '.join(texts)}"] if texts else []
     lines = []
     if now := pace_text(adaptive):
         lines.append(f"  adapts: {_gpus(held)} of {adaptive.min_gpus} to {adaptive.max_gpus}, {now}")
@@ -96,16 +102,6 @@ def adaptive_lines(found: Explanation) -> list[str]:
     if adaptive.not_finite:
         lines.append(f"  not finite: {adaptive.not_finite}")
     return lines
-
-
-def _had_lines(attempts: Sequence[JobAttempt]) -> list[str]:
-    """Which sizes a job had that has ended, one attempt after the other."""
-    texts = []
-    for attempt in attempts:
-        batch = batch_text(attempt)
-        lasted = duration(number(attempt.ended_s) - number(attempt.started_s))
-        texts.append(f"{_gpus(attempt.gpus)} for {lasted}" + (f" (batch {batch} in the end)" if batch else ""))
-    return [f"  it had {', '.join(texts)}"] if texts else []
 
 
 def _cap_text(limits: BatchBounds, sizes: SizeOptions) -> str:

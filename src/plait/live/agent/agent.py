@@ -225,7 +225,11 @@ class Agent(ProcessManager):
                 self.term, self.reached = answer.term, 0
             self._renew(lease)
             if self._leaving:
-                self._decline(answer)
+                for run in answer.attempts:
+                    if (run.job, run.epoch, run.rank) not in self.attempts:
+                        attempt = self._new(run)
+                        attempt.end(PREEMPTED, _LEAVES)
+                        self.link.wake()
                 return True
             changed = self._forget(answer, report)
             if answer.version >= self.reached:
@@ -263,14 +267,6 @@ class Agent(ProcessManager):
             if str(error) != self._lease_trouble:
                 self._lease_trouble = str(error)
                 self.log("lease not written", why=error, until=f"jobs end {lease.lease_s:g} s after the last one")
-
-    def _decline(self, answer: Assignment) -> None:
-        """Refuse what was assigned before the service knew that the node leaves."""
-        for run in answer.attempts:
-            if (run.job, run.epoch, run.rank) not in self.attempts:
-                attempt = self._new(run)
-                attempt.end(PREEMPTED, _LEAVES)
-                self.link.wake()
 
     def _forget(self, answer: Assignment, report: Observed) -> bool:
         """Drop ended attempts that the service has recorded, by this answer; whether there were any."""

@@ -11,7 +11,6 @@ import fcntl
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from plait.live.agent.processes.attempt import LocalAttempt
@@ -110,7 +109,7 @@ class Gates:
     def clear(self, attempts: Iterable[LocalAttempt]) -> None:
         """Remove folders of groups without members here, unless another agent uses them."""
         needed = {a.run.group.id for a in attempts if a.state != ENDED}
-        for folder in self._named():
+        for folder in [path.parent for path in self.folder.glob(f"*/{self._mine}")]:
             if folder.name in needed:
                 continue
             with self._locked():
@@ -118,10 +117,6 @@ class Gates:
                     (folder / self._mine).unlink()
                 if not any(folder.glob("agent-*")):
                     remove_group(folder)
-
-    def _named(self) -> list[Path]:
-        """Folders of groups that this agent uses."""
-        return [path.parent for path in self.folder.glob(f"*/{self._mine}")]
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -29,7 +29,6 @@ from plait.live.backends.base import COMING, STOP_GRACE_S, UP, BackendNode
 from plait.live.backends.host import AgentHost
 from plait.live.layout import Layout
 from plait.live.system import accounts, procs
-from plait.live.system.procs import Process
 
 if TYPE_CHECKING:
     from plait.live.client.client import Client
@@ -216,7 +215,7 @@ class LocalBackend:
     def list_nodes(self) -> list[BackendNode]:
         """All nodes, with the pid of the agent where there is one."""
         return [
-            BackendNode(name, node.gpus, UP if self._agent(name) else COMING, pid=self._host.pid(name))
+            BackendNode(name, node.gpus, UP if self._host.agent(name) else COMING, pid=self._host.pid(name))
             for name, node in self.nodes.items()
         ]
 
@@ -232,9 +231,6 @@ class LocalBackend:
         folder = self.layout.home / "nodes"
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
         return sorted(name for name in names if re.fullmatch(rf"n\d+|{CPU_KIND}", name))
-
-    def _agent(self, name: str) -> Process | None:
-        return self._host.agent(name)
 
     def _runs(self, name: str) -> bool:
         return self._host.runs(name)

@@ -155,7 +155,11 @@ class Caller:
                 if self._follows(answer, began):
                     continue
                 if answer.status_code not in (502, 503, 504) or last:
-                    self._notice(answer)
+                    # Pass on, once, that answers are not current; not with a refusal, which has the cause itself
+                    sentence = not_current.sentence_of(answer.headers.get(not_current.HEADER))
+                    if sentence and not self._noticed and answer.status_code < 400:
+                        self._noticed = True
+                        self.notices(sentence)
                     if answer.status_code >= 400:
                         self._refuse(answer)
                     return answer
@@ -229,13 +233,6 @@ class Caller:
 
         ready = {} if self._found_in is None else records(self._found_in)
         return any(record.get("url") != self.url for record in ready.values())
-
-    def _notice(self, answer: httpx.Response) -> None:
-        """Pass on, once, that answers are not current; not with a refusal, which has the cause itself."""
-        sentence = not_current.sentence_of(answer.headers.get(not_current.HEADER))
-        if sentence and not self._noticed and answer.status_code < 400:
-            self._noticed = True
-            self.notices(sentence)
 
     def _refuse(self, answer: httpx.Response) -> None:
         try:

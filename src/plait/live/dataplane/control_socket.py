@@ -115,13 +115,9 @@ def _answers(path: str) -> bool:
             probe.settimeout(1)
             probe.connect(path)
         except ConnectionRefusedError:
-            return not _is_socket(path)
+            import stat
+
+            return not stat.S_ISSOCK(os.stat(path).st_mode)
         except OSError:
             return True
         return True
-
-
-def _is_socket(path: str) -> bool:
-    import stat
-
-    return stat.S_ISSOCK(os.stat(path).st_mode)

@@ -119,14 +119,6 @@ def release(ctx: Context) -> None:
             ctx.record(JobFailed(ctx.now_s, np.array([job.number]), job.unmet, again=False))
 
 
-def _begins_s(ctx: Context) -> float:
-    """When the next job may run because its time has come; infinite if none waits for that."""
-    controller = ctx.state.controller
-    held = [] if controller is None else [ctx.state.jobs[number] for number in controller.held.tolist()]
-    waiting = (begin_s(job) for job in held if not (job.request.get("hold") or job.waits_for))
-    return min((at_s for at_s in waiting if at_s > ctx.now_s), default=math.inf)
-
-
 def may_start(ctx: Context, first: int) -> bool:
     """Whether GPUs are free that one of the jobs from this number on could take."""
     controller = ctx.state.controller
@@ -179,7 +171,11 @@ def wake_s(ctx: Context) -> float:
         times.append(timers.settle_s)
     if ctx.state.live:
         times.append(timers.reported_s + ctx.options.progress_s)
-    times.append(_begins_s(ctx))
+    # When the next job may run because its time has come; infinite if none waits for that
+    controller = ctx.state.controller
+    held = [] if controller is None else [ctx.state.jobs[number] for number in controller.held.tolist()]
+    waiting = (begin_s(job) for job in held if not (job.request.get("hold") or job.waits_for))
+    times.append(min((at_s for at_s in waiting if at_s > ctx.now_s), default=math.inf))
     if ctx.unfenced or ctx.deferred:
         times.append(now_s + 1.0)
     if ctx.state.network.declared is not None:

@@ -159,7 +159,10 @@ class Engine:
         self._snapshots = Snapshots(self.options.snapshot_weight, later)
         self._timer, self._batching, self._together, self._gpu_demand = timer, False, False, GpuDemand()
         if not shows:
-            self._begin_network(network)
+            book = self.state.network
+            wanted = network if network is None or network.text or network.listed else None
+            if network is not None and wanted != book.declared:
+                self.context.record(note_of(wanted, self.begin_s))
             self._begin_policy(policy, may_lose_work)
             self._commit()
 
@@ -180,12 +183,6 @@ class Engine:
         _carry_over(self.state, shown.state)
         shown.ready = self.ready
         return shown
-
-    def _begin_network(self, network: Declared | None) -> None:
-        book = self.state.network
-        wanted = network if network is None or network.text or network.listed else None
-        if network is not None and wanted != book.declared:
-            self.context.record(note_of(wanted, self.begin_s))
 
     def _begin_policy(self, policy: str | None, may_lose_work: bool | None) -> None:
         state = self.state

@@ -94,7 +94,11 @@ def reconcile(ctx: Context, next_epoch: NextEpoch) -> bool:
             except OSError:
                 deferred = True  # a disk that is full or gone: try again soon
                 continue
-            _begin(ctx, job, epoch, gpus, ports)
+            # Record a new attempt; `ports` are the master ports in use, and its own is added
+            ranks = _ranks(ctx, job, gpus)
+            port = _port(ctx, ports) if len(ranks) > 1 else 0
+            ports.add(port)
+            ctx.record(AttemptBegan(ctx.now_s, job.number, epoch, list(gpus), ranks, port))
     end_successors(ctx)
     return deferred
 
@@ -271,14 +275,6 @@ def _on_unresponsive_node(ctx: Context, gpus: tuple[int, ...]) -> bool:
     cluster = controller.cluster
     nodes = {cluster.nodes[int(n)].id for n in cluster.gpu_node[list(gpus)]}
     return any(ctx.state.nodes[n].suspect or ctx.state.nodes[n].lost for n in nodes)
-
-
-def _begin(ctx: Context, job: JobRecord, epoch: int, gpus: tuple[int, ...], ports: set[int]) -> None:
-    """Record a new attempt; `ports` are the master ports in use, and its own is added."""
-    ranks = _ranks(ctx, job, gpus)
-    port = _port(ctx, ports) if len(ranks) > 1 else 0
-    ports.add(port)
-    ctx.record(AttemptBegan(ctx.now_s, job.number, epoch, list(gpus), ranks, port))
 
 
 def _ranks(ctx: Context, job: JobRecord, gpus: tuple[int, ...]) -> list[tuple[str, int]]:

@@ -36,19 +36,15 @@ def restore_backup(source: str | Path, target: str | Path) -> None:
                     copy.execute("UPDATE meta SET value = CAST(value AS INTEGER) + ? WHERE key = 'term'", (_TERMS,))
                     copy.execute(f"UPDATE meta SET {CRC} = NULL WHERE key = 'term'")  # set at the next start
                     copy.commit()
-                _put_aside(path)
+                # Keep an old store, with the files next to it, as `<path>.old`
+                if path.exists():
+                    with closing(sqlite3.connect(path)) as old:
+                        old.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                    os.replace(path, path.with_name(path.name + ".old"))
+                for extra in ("-wal", "-shm"):
+                    path.with_name(path.name + extra).unlink(missing_ok=True)
                 forget_mark(path)
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"{source} is not a backup of a store: {error}") from error
     finally:
         unlock(lock)
-
-
-def _put_aside(path: Path) -> None:
-    """Keep an old store, with the files next to it, as `<path>.old`."""
-    if path.exists():
-        with closing(sqlite3.connect(path)) as old:
-            old.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        os.replace(path, path.with_name(path.name + ".old"))
-    for extra in ("-wal", "-shm"):
-        path.with_name(path.name + extra).unlink(missing_ok=True)

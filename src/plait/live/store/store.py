@@ -628,11 +628,7 @@ def prepare_tables(connection: sa.Connection, url: sa.URL) -> None:
             f"store {url!r} has tables of {known}, and this plait reads version {schema.VERSION}; use the plait that "
             "wrote it, or move it away and begin with an empty store: plait up"
         )
-    _sum_restored(connection)
-
-
-def _sum_restored(connection: sa.Connection) -> None:
-    """Add the checksum of the term, which a store that was put back from a backup lacks."""
+    # Add the checksum of the term, which a store that was put back from a backup lacks
     for row in connection.execute(sa.select(schema.meta).where(schema.meta.c.crc.is_(None))).mappings().all():
         changed = sa.update(schema.meta).where(schema.meta.c.key == row["key"])
         connection.execute(changed.values({CRC: schema.SUMMED["meta"].of(row)}))

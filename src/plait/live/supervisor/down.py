@@ -83,7 +83,14 @@ def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S, kept: b
         kill_jobs(layout)
     left = job_processes(layout)
     if not left:
-        _remove_gates(layout)
+        # Gates of a home without jobs are of no use; shared memory and control groups are not to be left behind
+        shutil.rmtree(layout.gates, ignore_errors=True)
+        cgroups.remove_home(_home_mark(layout))
+        for path in layout.leases():
+            path.unlink(missing_ok=True)
+        if layout.gates.parent != layout.home:
+            with contextlib.suppress(OSError):
+                layout.gates.parent.rmdir()
     ended = len(agents) - sum(agent.alive for agent in agents)
     if ended and not said:
         said.append(f"{ended} agent{'s' * (ended != 1)} ended")
@@ -159,14 +166,3 @@ def kill_jobs(layout: Layout) -> None:
     runners = {pid for pid in job_processes(layout) if LEASE_VARIABLE in procs.environment(pid)}
     procs.kill_until_none(lambda: {p for r in runners for p in procs.descendants(r)} - runners, lambda: None)
     procs.kill_until_none(lambda: {*job_processes(layout), *cgroups.inside_home(_home_mark(layout))}, lambda: None)
-
-
-def _remove_gates(layout: Layout) -> None:
-    """Gates of a home without jobs are of no use; shared memory and control groups are not to be left behind."""
-    shutil.rmtree(layout.gates, ignore_errors=True)
-    cgroups.remove_home(_home_mark(layout))
-    for path in layout.leases():
-        path.unlink(missing_ok=True)
-    if layout.gates.parent != layout.home:
-        with contextlib.suppress(OSError):
-            layout.gates.parent.rmdir()

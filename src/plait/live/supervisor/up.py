@@ -135,7 +135,9 @@ def _begin(layout: Layout, given: dict[str, Any], options: dict[str, Any], backe
         _refuse_losses(service, backend)
         backend.start()
         _await_nodes(service, layout, process, backend)
-        _give_up_others(service, backend)
+        # Report local nodes that no longer exist: `start` has ended their agents, so there is nothing to wait for
+        for node in _no_longer_started(service, backend):
+            service.node_gone(node, "the cluster was started with fewer nodes")
     except BaseException as error:
         if isinstance(error, PlaitError) and again and process.poll() is None:
             # Existing agents and jobs must not lose their service because of it.
@@ -246,12 +248,6 @@ def _sizes(backend: NodeBackend) -> dict[str, int] | None:
     if getattr(backend, "name", "") != "local":
         return None
     return {place.name: place.gpus for place in backend.list_nodes()}
-
-
-def _give_up_others(service: Client, backend: NodeBackend) -> None:
-    """Report local nodes that no longer exist: `start` has ended their agents, so there is nothing to wait for."""
-    for node in _no_longer_started(service, backend):
-        service.node_gone(node, "the cluster was started with fewer nodes")
 
 
 def _refuse_losses(service: Client, backend: NodeBackend) -> None:

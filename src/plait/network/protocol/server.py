@@ -143,7 +143,11 @@ def register(
 def set_slots(server: Server, job: int, slots: npt.NDArray[np.int32], first: int, size: int) -> None:
     """Let a job have this list in shared_cycle, which may change to other aggregators of `size` from `first` on."""
     row, count = server.jobs[job], server.taken.shape[1]
-    row["slot_change"], row["stride"], row["shift"], row["tried"] = 1, _stride(count, job), job * 7919 % count, 0
+    # A step with which a walk visits all of `count` slots, about the golden section of them
+    stride = max(1, int(count * 0.618) + job % 7)
+    while math.gcd(stride, count) != 1:
+        stride += 1
+    row["slot_change"], row["stride"], row["shift"], row["tried"] = 1, stride, job * 7919 % count, 0
     server.moved[job], server.taken[job] = -1, 1
     server.taken[job, first : first + size] = 0
     server.taken[job, slots] = 1
@@ -156,14 +160,6 @@ def all_bits(n_workers: int) -> int:
     (7, -1)
     """
     return -1 if n_workers == header.MOST_WORKERS else (1 << n_workers) - 1
-
-
-def _stride(count: int, job: int) -> int:
-    """A step with which a walk visits all of `count` slots, about the golden section of them."""
-    stride = max(1, int(count * 0.618) + job % 7)
-    while math.gcd(stride, count) != 1:
-        stride += 1
-    return stride
 
 
 @lean_part

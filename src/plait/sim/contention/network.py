@@ -112,7 +112,10 @@ class NetworkPhysics:
         bits a second while it exchanges. `alone_s` is what an iteration takes on these GPUs without others.
         """
         graph = self._graph(cluster)
-        nodes = [tuple(np.unique(cluster.gpu_node[gpus]).tolist()) for gpus in _split(running.gpus, running.first_gpu)]
+        nodes = [
+            tuple(np.unique(cluster.gpu_node[gpus]).tolist())
+            for gpus in np.split(running.gpus, running.first_gpu[1:-1])
+        ]
         members = np.diff(running.first_job)
         turns = np.ones(len(running), dtype=np.int64)
         if running.gate is not None:
@@ -269,10 +272,6 @@ def _exchange(graph: Graph, way: Way) -> Exchange:
 def _alike(grants: tuple[NetworkGrant, ...]) -> tuple[NetworkGrant, ...]:
     """The grants without what makes no difference to an exchange: whose they are, and how many there were before."""
     return tuple(replace(grant, job=0, epoch=0) for grant in grants)
-
-
-def _split(values: np.ndarray, first: np.ndarray) -> list[np.ndarray]:
-    return np.split(values, first[1:-1])
 
 
 def _apart(parts: Mapping[int, Prepared]) -> list[list[int]]:

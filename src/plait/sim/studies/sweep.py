@@ -174,7 +174,13 @@ def run_cell(cell: Cell, *, grid: Grid, clock: Clock | None = None) -> dict[str,
     jobs = _jobs(grid, cell.cluster, cell.load, cell.seed)
     world = next(w for w in grid.worlds if w.name == cell.world)
     cluster = Cluster.parse(cell.cluster)
-    labels = {**grid.labels, "load": _load(jobs, cluster.gpus), "source": grid.source, "cell": cell.key}
+    load = offered_load(jobs.submit_s, jobs.gpus, jobs.iterations * jobs.iteration_s, cluster.gpus)
+    labels = {
+        **grid.labels,
+        "load": (round(load, 6) if math.isfinite(load) else float("nan")),
+        "source": grid.source,
+        "cell": cell.key,
+    }
     case = Case(
         grid.label(cell.load),
         jobs,
@@ -187,11 +193,6 @@ def run_cell(cell: Cell, *, grid: Grid, clock: Clock | None = None) -> dict[str,
         prices=grid.prices,
     )
     return {**run_case(case, clock=clock).to_json(), "cluster": cell.cluster}
-
-
-def _load(jobs: JobBatch, gpus: int) -> float:
-    load = offered_load(jobs.submit_s, jobs.gpus, jobs.iterations * jobs.iteration_s, gpus)
-    return round(load, 6) if math.isfinite(load) else float("nan")
 
 
 def sweep(

@@ -193,7 +193,11 @@ class _Reader:
         submit_s, start_s, end_s, eligible_s = stamps
         if submit_s is None:
             raise row.error("a value is needed here", column="Submit")
-        state = self._state(row)
+        # The meaning of the first word: `CANCELLED by 1000`, `COMPLETED+`; of a word that is not known: unknown
+        word = row.text("State").partition(" ")[0].rstrip("+")
+        if word not in SACCT_STATES:
+            self.builder.warn(f"State {word!r} is not known; what became of such a job counts as unknown")
+        state = SACCT_STATES.get(word, "unknown")
         if start_s is None:
             return {}, "never_started"
         if eligible_s is not None and submit_s < eligible_s <= start_s:
@@ -231,13 +235,6 @@ class _Reader:
             "whose end Slurm lost (sacctmgr show runawayjobs)",
             key="runaway",
         )
-
-    def _state(self, row: TextRow) -> str:
-        """The meaning of the first word: `CANCELLED by 1000`, `COMPLETED+`; of a word that is not known: unknown."""
-        word = row.text("State").partition(" ")[0].rstrip("+")
-        if word not in SACCT_STATES:
-            self.builder.warn(f"State {word!r} is not known; what became of such a job counts as unknown")
-        return SACCT_STATES.get(word, "unknown")
 
 
 def _named(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:

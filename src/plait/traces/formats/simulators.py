@@ -381,7 +381,11 @@ def read_pollux(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
     builder = TableBuilder(source)
 
     def add(row: TextRow) -> None:
-        _refuse_misspelt(row)
+        # Raise for a name that is close to that of a shipped model; other names are jobs of unknown length
+        name, known = row.text("application"), shipped()
+        near = [] if name in known else difflib.get_close_matches(name.lower(), known, 1)
+        if near:
+            raise row.error("unknown value", column="application", hint=f"did you mean {near[0]!r}?")
         builder.keep(
             row.line,
             job_id=row.text("name"),
@@ -395,14 +399,6 @@ def read_pollux(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
 
     builder.read_rows(add, required=POLLUX_HEADER, optional=())
     return builder.finish(POLLUX)
-
-
-def _refuse_misspelt(row: TextRow) -> None:
-    """Raise for a name that is close to that of a shipped model; other names are jobs of unknown length."""
-    name, known = row.text("application"), shipped()
-    near = [] if name in known else difflib.get_close_matches(name.lower(), known, 1)
-    if near:
-        raise row.error("unknown value", column="application", hint=f"did you mean {near[0]!r}?")
 
 
 def _is_pollux(head: Head) -> bool:

@@ -324,7 +324,10 @@ class Merged:
                 version=1, quantum_s=self.plan.quantum_s,
             )  # fmt: skip
             members = [self._member(i, group.control(i)) for i in range(len(self._jobs))]
-            self._serve()
+            if self._peers is not None and self._peers.rank == 0:
+                from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+                self._server = TCPStore(self._peers.address, self._peers.port, is_master=True, wait_for_workers=False)
             self._threads.__enter__()
         except BaseException:
             shutil.rmtree(self._scratch, ignore_errors=True)
@@ -380,13 +383,6 @@ class Merged:
         }
         make_group = None if self._peers is None else lambda: self._process_group(name)
         return ThreadJob(index, name, environ, list(sys.argv), make_group=make_group)
-
-    def _serve(self) -> None:
-        """Host the rendezvous store, in the process of rank 0."""
-        if self._peers is not None and self._peers.rank == 0:
-            from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-            self._server = TCPStore(self._peers.address, self._peers.port, is_master=True, wait_for_workers=False)
 
     def _process_group(self, name: str) -> Any:
         """Create a gloo group of this job over all peers, through its own client."""

@@ -344,20 +344,18 @@ class TorchStreams:
             if self._owner is not member and os.getpid() == self._pid:
                 kept = self._plain if self._owner is None else self._owner.streams
                 kept["torch"] = [g.get_state() for g in self._generators()]
-                self._put((self._plain if member is None else member.streams).get("torch", []))
+                states = (self._plain if member is None else member.streams).get("torch", [])
+                for i, generator in enumerate(self._generators()):
+                    if i < len(states):
+                        generator.set_state(states[i])
+                    else:
+                        generator.seed()  # as in a new process
                 self._owner = member
 
     def _generators(self) -> list[Any]:
         """The generator of the CPU, then those of all GPUs once the process uses them."""
         cuda = torch_cuda()
         return [self._torch.default_generator, *(cuda.default_generators if cuda else ())]
-
-    def _put(self, states: list[Any]) -> None:
-        for i, generator in enumerate(self._generators()):
-            if i < len(states):
-                generator.set_state(states[i])
-            else:
-                generator.seed()  # as in a new process
 
     def around(self, draw: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function so that it draws from the streams of the calling member."""

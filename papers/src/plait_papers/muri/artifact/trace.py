@@ -12,7 +12,7 @@ import numpy as np
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.sim.world import Overheads
-from plait.traces.delimited import TextRow, read_rows
+from plait.traces.delimited import read_rows
 from plait.traces.files import Pathish, Source
 
 STRETCH = 1.015
@@ -90,10 +90,16 @@ def read(path: Pathish, jobs: int | None = None) -> ArtifactTrace:
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for row in read_rows(source, required=COLUMNS):
         for name in NUMBERS:
-            columns[name].append(_number(row, name))
+            value = row.number(name)
+            if value < 0 or (value == 0 and name in ("iterations", "iteration_time")):
+                raise row.error("must not be negative" if value < 0 else "must be more than 0", column=name)
+            columns[name].append(value)
         if not any(columns[name][-1] for name in STAGES):
             raise row.error("at least one of the three stages must take time", column=STAGES[0])
-        columns["num_gpu"].append(_gpus(row))
+        gpus = row.gang("num_gpu")
+        if gpus not in sizes():
+            raise row.error("no start overhead for this many GPUs", column="num_gpu", hint=f"known: {_listed(sizes())}")
+        columns["num_gpu"].append(gpus)
         columns["model_name"].append(row.text("model_name"))
         columns["priority"].append(int(row.choice("priority", {"0": "0", "1": "1"})))
         columns["job_id"].append(row.text("job_id"))
@@ -121,20 +127,6 @@ def _sorted(columns: dict[str, list[Any]]) -> ArtifactTrace:
         network_s=ms["resource_time_2"] / 1000,
         priority=np.array(columns["priority"], dtype=np.int64)[by_submit],
     )
-
-
-def _number(row: TextRow, name: str) -> float:
-    value = row.number(name)
-    if value < 0 or (value == 0 and name in ("iterations", "iteration_time")):
-        raise row.error("must not be negative" if value < 0 else "must be more than 0", column=name)
-    return value
-
-
-def _gpus(row: TextRow) -> int:
-    gpus = row.gang("num_gpu")
-    if gpus not in sizes():
-        raise row.error("no start overhead for this many GPUs", column="num_gpu", hint=f"known: {_listed(sizes())}")
-    return gpus
 
 
 @cache

@@ -220,16 +220,13 @@ class Consoles:
                 if self._closed:
                     raise OSError("the node's agent ends")
                 if len(self._consoles) >= MOST:
-                    self._forget_ended()
+                    # Make room: close the consoles whose client got their exit code, which it might only request again
+                    for name in [name for name, one in self._consoles.items() if one.ended]:
+                        self._consoles.pop(name).close()
                 if len(self._consoles) >= MOST:
                     raise OSError(f"{MOST} consoles are open on this node; close some")
                 console = self._consoles[ask.name] = Console(ask, env, workdir, folder, account)
         return console.answer(ask, wait_s)
-
-    def _forget_ended(self) -> None:
-        """Make room: close the consoles whose client got their exit code, which it might only request again."""
-        for name in [name for name, one in self._consoles.items() if one.ended]:
-            self._consoles.pop(name).close()
 
     def abandoned(self) -> list[Console]:
         """Take out the consoles that nobody uses; the caller closes them, which takes a while."""

@@ -294,7 +294,9 @@ class HostRunner(Runner):
             return self._own_end(member)
         if self.lapsed:
             return _PREEMPTED, self.lapsed, ""
-        self._find_culprit()
+        if self.culprit is None and (found := _FAULT.search(self.log.tail)):
+            thread = int(found[1], 16)
+            self.culprit = next((m for m in self.members if m.thread == thread), None)
         code, what = self._what_happened(killed_by_kernel)
         if member is self.culprit:
             return code, f"{what}{member.log.tail_text()}" if code else None, CULPRIT
@@ -303,12 +305,6 @@ class HostRunner(Runner):
             _PREEMPTED, f"the process that it shared {what}{who}; it begins again by itself",
             BYSTANDER if self.culprit else UNKNOWN,
         )  # fmt: skip
-
-    def _find_culprit(self) -> None:
-        """A fault names the thread that made it, if that was one of Python's."""
-        if self.culprit is None and (found := _FAULT.search(self.log.tail)):
-            thread = int(found[1], 16)
-            self.culprit = next((m for m in self.members if m.thread == thread), None)
 
     def _what_happened(self, killed_by_kernel: bool) -> tuple[int, str]:
         code = os.waitstatus_to_exitcode(self.status or 0)

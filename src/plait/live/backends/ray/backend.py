@@ -396,7 +396,10 @@ class RayBackend:
             self.word_file.unlink(missing_ok=True)  # executors that did not get the request stop keeping their agents
             self.close()
         self._end_here(jobs)
-        left = self._left(asked, ended)
+        # Nodes whose agent still runs elsewhere: it has a record, and ignored the request or holds its lock
+        host = AgentHost(self.layout, self.stop_grace_s)
+        names = [n for n in self._named() if n not in ended and (self.layout.node(n) / "agent.json").exists()]
+        left = [n for n in names if not self._on_this_machine(n) and (n in asked or host.runs(n))]
         if left:
             problem = problem or "Ray reaches no executor that ends them"
             raise PlaitError(
@@ -472,12 +475,6 @@ class RayBackend:
         host = AgentHost(self.layout, self.stop_grace_s, detached=True)
         mine = [n for n in self._named() if self._on_this_machine(n) and (host.runs(n) or (jobs and host.has_jobs(n)))]
         host.end(mine, jobs, lambda name: {"gpus": 1})
-
-    def _left(self, asked: Collection[str], ended: Collection[str]) -> list[str]:
-        """Nodes whose agent still runs elsewhere: it has a record, and ignored the request or holds its lock."""
-        host = AgentHost(self.layout, self.stop_grace_s)
-        names = [n for n in self._named() if n not in ended and (self.layout.node(n) / "agent.json").exists()]
-        return [n for n in names if not self._on_this_machine(n) and (n in asked or host.runs(n))]
 
     def _named(self) -> list[str]:
         """All nodes that ever had an agent, of dead raylets and of a head that is gone too."""

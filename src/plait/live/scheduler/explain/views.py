@@ -50,7 +50,7 @@ from plait.live.scheduler.explain import guests
 from plait.live.scheduler.explain.gpu_demand import GpuDemand
 from plait.live.scheduler.measured import adaptive_fields, profile_source, stop_fields, work_of
 from plait.live.scheduler.network.shown import of_attempt
-from plait.live.scheduler.records.attempts import Attempt, JobRecord, NodeRecord
+from plait.live.scheduler.records.attempts import Attempt, JobRecord
 from plait.live.scheduler.records.event_words import stop_in_words
 from plait.live.scheduler.records.obstacles import obstacle, waits_for_turn
 from plait.live.scheduler.state import RECENT, State
@@ -255,12 +255,14 @@ def changed(ctx: Context, over: Iterable[Attempt], projects: Mapping[str, dict[s
         if record is None:
             out.forgotten.append(name)
             continue
-        out.nodes.append({"id": name, "state": record.state, "info": json.dumps(_info(record))})
+        out.nodes.append(
+            {
+                "id": name,
+                "state": record.state,
+                "info": json.dumps(asdict(record.info) if record.info is not None else {}),
+            }
+        )
     return out
-
-
-def _info(record: NodeRecord) -> dict[str, Any]:
-    return asdict(record.info) if record.info is not None else {}
 
 
 def nodes(ctx: Context, now_s: float) -> list[NodeRow]:

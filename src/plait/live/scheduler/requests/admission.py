@@ -130,17 +130,12 @@ def check_size(ctx: Context, spec: JobSpec, request: Mapping[str, Any]) -> None:
         _check_required(ctx, spec, request)
     _check_room(ctx, spec, request)
     if ctx.state.policy is not None:
-        _check_quotas(ctx, spec)
-
-
-def _check_quotas(ctx: Context, spec: JobSpec) -> None:
-    """Refuse a job above a quota of its project, be it of `plait project set` or of the policy."""
-    controller = ctx.state.controller
-    kinds = () if controller is None or ctx.now_s < ctx.timers.settle_s else controller.cluster.kinds
-    for policy in layers(ctx.state.limited_policy()):
-        quotas = getattr(policy, "quotas", None)
-        if isinstance(quotas, Quotas) and (refused := never_admitted(policy, quotas, JobBatch.of([spec]), kinds)):
-            raise InputError(refused[0])
+        controller = ctx.state.controller
+        kinds = () if controller is None or ctx.now_s < ctx.timers.settle_s else controller.cluster.kinds
+        for policy in layers(ctx.state.limited_policy()):
+            quotas = getattr(policy, "quotas", None)
+            if isinstance(quotas, Quotas) and (refused := never_admitted(policy, quotas, JobBatch.of([spec]), kinds)):
+                raise InputError(refused[0])
 
 
 def _check_required(ctx: Context, spec: JobSpec, request: Mapping[str, Any]) -> None:
