@@ -34,7 +34,6 @@ def rows(jobs: int = 24, *, at_once: bool = False, models: tuple[int, ...] = (0,
 
 
 def write_trace(path: Path, lines: list[str] | None = None) -> Path:
-    """A trace file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join([COLUMNS, *(rows() if lines is None else lines)]) + "\n")
     return path

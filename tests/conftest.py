@@ -38,7 +38,6 @@ os.kill = _kill_one
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Do once what each worker would do for itself."""
     compiled_once.rewrite_once(config)
 
 

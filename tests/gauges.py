@@ -21,25 +21,21 @@ FIELD = "preemptions"
 
 
 def files() -> dict[Path, str]:
-    """Text of each module, by path."""
     return {path: text_of(path) for path in sorted(path for folder in SOURCES for path in folder.rglob("*.py"))}
 
 
 @cache
 def text_of(path: Path) -> str:
-    """Text of a module."""
     return path.read_text(encoding="utf-8")
 
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    """Syntax tree of a module."""
     return ast.parse(text_of(path))
 
 
 @cache
 def nodes_of(path: Path) -> list[ast.AST]:
-    """All nodes of the tree of a module."""
     return list(ast.walk(tree_of(path)))
 
 

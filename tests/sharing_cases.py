@@ -27,7 +27,6 @@ class Bench:
     steps: dict[str, int] = field(default_factory=dict)
 
     def step(self, job: str, step_s: float = 0.2, **values: object) -> StepStats:
-        """The next step of a job."""
         number = self.steps[job] = self.steps.get(job, -1) + 1
         return StepStats(step=number, step_s=step_s, **values)  # type: ignore[arg-type]
 
@@ -60,7 +59,6 @@ class Bench:
             self.reached[job] = Reached(given.limit_number, max(limit, self.stuck.get(job, 0)))
 
     def limit(self, job: str) -> int:
-        """The limit of a job in its last directive."""
         limit = self.directives[job].memory_limit_bytes
         return self.capacity_bytes if limit is None else limit
 

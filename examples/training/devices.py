@@ -54,7 +54,6 @@ class Device:
         return self._served_s
 
     def wait(self, size: int) -> None:
-        """Be served."""
         time.sleep(max(0.0, self.serve(size) - time.monotonic()))
 
 

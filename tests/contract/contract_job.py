@@ -19,7 +19,6 @@ from plait.training.state.checkpoint_store import CheckpointStore, StaleEpoch
 
 
 def read(words: Sequence[str]) -> dict[str, float | int | str]:
-    """The options by name."""
     kinds = {
         "steps": float,
         "pace_s": float,
@@ -35,8 +34,6 @@ def read(words: Sequence[str]) -> dict[str, float | int | str]:
 
 @dataclasses.dataclass
 class Training:
-    """One rank of it."""
-
     around: Environment
     commits: CheckpointStore
 
@@ -55,7 +52,6 @@ class Training:
             print(f"refused: {error}", flush=True)
 
     def run(self, steps: float, pace_s: float, every: int, until: str, told: list[int]) -> int:
-        """The exit code that says how it ended: 0 or 75."""
         found = self.commits.complete()
         step = saved = found[0].step if found else 0
         print(f"{self.name}: from step {step}", flush=True)

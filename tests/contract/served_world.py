@@ -30,8 +30,6 @@ from plait.live.system.procs import Process
 
 
 class Served(World):
-    """A real service, real agents, real jobs. Agents and the home folder are on this machine."""
-
     def __init__(self, home: Path) -> None:
         super().__init__(home)
         self._service: subprocess.Popen[bytes] | None = None

@@ -325,8 +325,6 @@ def test_without_gpus_held_for_it_the_first_of_the_queue_starves(policy: str, mo
 
 @dataclass
 class Remembers:
-    """A policy with a memory that no snapshot holds."""
-
     seen: set[int] = field(default_factory=set)
 
     def decide(self, view: View) -> Plan:

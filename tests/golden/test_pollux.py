@@ -55,8 +55,6 @@ slow = pytest.mark.skipif(not os.environ.get("PLAIT_SLOW"), reason="takes 15 min
 
 @pytest.fixture(scope="module")
 def run(workload):
-    """A whole run of the workload under a policy, made once."""
-
     @cache
     def figures_of(policy):
         return figures(workload.jobs, simulate(workload, read_setting(policy)))

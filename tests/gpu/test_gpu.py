@@ -32,7 +32,6 @@ BOTH = [pytest.param("cpu", TINY, id="cpu"), ON_GPU]
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the processes that are started."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 

@@ -48,11 +48,9 @@ class Paced:
 
     @property
     def iterations(self) -> float:
-        """Its work."""
         return float(self.epochs * -(-self.samples // LIMITS.initial))
 
     def request(self, out: Path, interval_s: float) -> dict[str, Any]:
-        """Its submission."""
         kind = "adaptive" if self.adaptive else "fixed"
         words = (out, kind, self.epochs, self.samples, self.alpha_s, self.beta_s, interval_s, self.spread)
         job: dict[str, Any] = {
@@ -66,8 +64,6 @@ class Paced:
 
 @dataclass
 class Outcome:
-    """What became of the jobs, in the order of their submissions."""
-
     jobs: list[WholeJob] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     sizes: list[list[int]] = field(default_factory=list)
@@ -163,7 +159,6 @@ def losses_of_fixed(epochs: int, samples: int, spread: float, orders: int = 16) 
 
 
 def samples_of(out: Path, number: int) -> dict[int, Counter[str]]:
-    """How often a job has trained on each sample, by epoch."""
     seen: dict[int, Counter[str]] = defaultdict(Counter)
     for path in sorted(out.glob(f"{job_name(number)}-e*-r*.txt")):
         for line in path.read_text().splitlines():

@@ -154,8 +154,6 @@ class Service:
 
 
 class World:
-    """A home folder, a service and an agent."""
-
     def __init__(self, home: Path) -> None:
         self.layout = Layout.at(home)
         self.service = Service()
@@ -182,7 +180,6 @@ class World:
         return code
 
     def run(self, job: int, *argv: str, **more: Any) -> Run:
-        """A run of job `job` alone on GPU 0, unless said otherwise."""
         alone = GroupInfo(f"g{job}", members=[Mate(job, 0)])
         values: dict[str, Any] = {"epoch": 1, "rank": 0, "world": 1, "gpus": [0], "grace_s": 30.0, "group": alone}
         return Run(job=job, argv=list(argv), **(values | more))

@@ -107,20 +107,16 @@ class RankHost:
         )
 
     def start(self, file: Path) -> None:
-        """Start the jobs of a file, whose name with the ending .ended is there when all of them have ended."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{file}\n")
         self.process.stdin.flush()
 
     def stop(self) -> None:
-        """End it; ranks that still run end with it."""
         self.process.kill()
         self.process.communicate()
 
 
 class Run:
-    """Some jobs in processes of their own."""
-
     def __init__(self, host: RankHost, folder: Path, jobs: list[dict[str, Any]]) -> None:
         self.host, self.jobs = host, []
         for at, job in enumerate(jobs):
@@ -142,7 +138,6 @@ class Run:
         return int(wanted[0].read_text())
 
     def go(self, step: int) -> None:
-        """Let the ranks that wait at a step go on."""
         for job in self.jobs:
             (Path(job["folder"]) / f"go{step}").touch()
 
@@ -151,7 +146,6 @@ class Run:
         return self.file.with_suffix(".ended").exists()
 
     def log(self) -> str:
-        """What the ranks wrote to standard error so far."""
         file = self.file.with_suffix(".log")
         return file.read_text() if file.exists() else ""
 

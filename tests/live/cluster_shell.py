@@ -52,7 +52,6 @@ class Shell:
         return json.loads(self("show", job, "--json"))
 
     def until(self, job: str, *states: str) -> dict:
-        """The job in one of these states; asked without a process of its own each time."""
         until = time.monotonic() + 60
         while True:
             with contextlib.suppress(PlaitError), Client.at(str(self.home)) as client:  # the service may just begin
@@ -64,7 +63,6 @@ class Shell:
             time.sleep(0.1)
 
     def comes(self, what: Callable[[], bool]) -> None:
-        """Wait for something to come true."""
         until = time.monotonic() + 60
         while not what():
             assert time.monotonic() < until, "it does not come"

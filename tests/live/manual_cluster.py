@@ -79,7 +79,6 @@ class HandCluster:
     def train(
         self, out: Path, seed: int, pause_s: float, *, gpus: int = 1, env: Mapping[str, str] | None = None
     ) -> str:
-        """A training of `STEPS` iterations."""
         command = [sys.executable, str(JOB), str(out), str(seed), str(pause_s)]
         request = {"command": command, "gpus": gpus, "retries": 0, "env": {"OMP_NUM_THREADS": "1", **(env or {})}}
         with self.client as client:

@@ -24,7 +24,6 @@ HEALTH = {
 
 
 def why_not() -> str | None:
-    """Why no cluster can be started here; None if one can."""
     if not sys.platform.startswith("linux"):
         return "agents need Linux"
     if importlib.util.find_spec("ray") is None:
@@ -41,7 +40,6 @@ class SmallRay:
 
     @property
     def address(self) -> str:
-        """Of the head."""
         return self.cluster.address
 
     def up(self, nodes: int | None = None) -> list[str]:
@@ -52,11 +50,9 @@ class SmallRay:
             return self.cluster.up(nodes, self.slots)
 
     def down(self) -> None:
-        """End all of it."""
         self.cluster.down()
 
     def member(self, name: str) -> RayProcessGroup:
-        """A node with its processes, dead or not."""
         return next(member for member in self.cluster.members() if member.name == name)
 
     def pid(self, name: str, program: str) -> int:
@@ -66,7 +62,6 @@ class SmallRay:
         return pid
 
     def executor(self, name: str) -> int | None:
-        """The actor of plait on a node."""
         return next((pid for pid in self.member(name).pids if _title(pid).startswith("ray::Executor")), None)
 
     def kill_machine(self, name: str) -> None:

@@ -92,7 +92,6 @@ class Pair:
         return next((n for n, p in processes(self.layout).items() if alive and p.pid == alive.pid), None)
 
     def health(self, name: str) -> tuple[int, dict[str, Any]]:
-        """What a service says about its role."""
         return ask(records(self.layout)[name]["url"], "GET", "/v1/health")
 
     def follows(self, name: str) -> bool:

@@ -36,7 +36,6 @@ def pids(backend: LocalBackend) -> list[int | None]:
 
 
 def run(backend: LocalBackend) -> None:
-    """Until all its agents do."""
     until(lambda: all(node.state == UP for node in backend.list_nodes()), "all agents to run")
 
 

@@ -205,7 +205,6 @@ def test_an_agent_that_starts_again_takes_them_back(world: World) -> None:
 
 
 def test_a_claim_that_comes_after_the_agent_took_them_back_is_still_read(world: World) -> None:
-    """The runner was just being born when its agent died: the journal knows it, its claims are not there yet."""
     both = Merged(world, 1, 2)
     both.running()
     world.end_agent(signal.SIGKILL)

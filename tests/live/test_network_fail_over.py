@@ -34,8 +34,6 @@ NETWORK = {
 
 
 class Training:
-    """Two jobs of two ranks, each rank on another agent."""
-
     def __init__(self, pair: Pair, out: Path) -> None:
         self.pair, self.out = pair, out
         out.mkdir()
@@ -50,14 +48,12 @@ class Training:
         return self.pair.layout.rank(job, 1, rank)
 
     def grants(self) -> list[NetworkGrant]:
-        """The grant of each rank."""
         return [read_grant(self.folder(job, rank) / "network.json") for job in range(2) for rank in range(2)]
 
     def reports(self) -> list[NetworkReport | None]:
         return [read_report(self.folder(job, rank)) for job in range(2) for rank in range(2)]
 
     def aggregate(self, version: int = 0) -> None:
-        """Wait until each rank has aggregated more than now, with a grant of this version or a later one."""
         before = [0 if one is None else one.aggregated for one in self.reports()]
 
         def more() -> bool:

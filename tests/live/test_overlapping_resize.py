@@ -68,12 +68,10 @@ class Resized:
             time.sleep(0.02)
 
     def job(self) -> WholeJob:
-        """What the service says of the training."""
         with self.cluster.client() as client:
             return client.job(self.name)
 
     def steps(self, attempt: int) -> int:
-        """Steps that an attempt has made."""
         return sum(len(path.read_text().splitlines()) for path in self.out.glob(f"{self.name}-e{attempt}-r0.txt"))
 
     def resize(self) -> list[Process]:
@@ -103,14 +101,12 @@ class Resized:
         return b"successor_runner" in words and lease == str(self.cluster.layout.lease("n0"))
 
     def next_attempt(self, steps: int = 5) -> None:
-        """Wait until the next attempt has made steps."""
         self.attempt += 1
         self.until(lambda: self.steps(self.attempt) > steps)
 
 
 @pytest.fixture
 def resized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Resized]:
-    """See `Resized`."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]))
     monkeypatch.syspath_prepend(str(FOLDER))  # the policy, for the replay
     with Resized(tmp_path / "home") as made:
@@ -119,7 +115,6 @@ def resized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Resized
 
 
 def children(runner: Process) -> list[Process]:
-    """The processes that a runner has started."""
     found = [Process.of(pid) for pid in procs.children(runner.pid)]
     return [process for process in found if process is not None]
 

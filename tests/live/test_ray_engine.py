@@ -92,7 +92,6 @@ class World:
             return [job for job in client.jobs(limit=100) if job.state == "running"]
 
     def at_work(self) -> set[str]:
-        """The nodes whose jobs make steps."""
         return {node for job in self.running() if job.iterations_done for node in job.nodes}
 
     def steps(self) -> float:

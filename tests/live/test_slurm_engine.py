@@ -39,8 +39,6 @@ PATIENCE_S = 120.0
 
 
 class Cluster:
-    """`plait ...` with a home of its own, on a Slurm."""
-
     def __init__(self, home: Path, slurm: SlurmCluster) -> None:
         self.layout, self.slurm = Layout(home.resolve()), slurm
 
@@ -73,7 +71,6 @@ class Cluster:
             return client.nodes()
 
     def queue(self) -> list[str]:
-        """Our allocations in Slurm, as `id name state node`."""
         return [line for line in self.slurm.queue() if "plait-" in line]
 
     def allocations(self, state: str = "RUNNING") -> list[str]:
@@ -127,7 +124,6 @@ def plait(tmp_path, slurm):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The weights of the training script, run alone."""
     pytest.importorskip("torch", reason="needs the extra [torch]")
     out = tmp_path_factory.mktemp("alone")
     (out / "hurry").touch()

@@ -68,8 +68,6 @@ while True: pass
 
 
 class Guest:
-    """One guest with its runner, without an agent: the test writes the page."""
-
     def __init__(self, home: Path, argv: list[str], *, group: bool) -> None:
         self.layout = Layout.at(home)
         info = GroupInfo("g1", guest=True)
@@ -89,12 +87,10 @@ class Guest:
         self.page.share, self.page.share_until = share, time.monotonic() + for_s
 
     def pids(self) -> set[int]:
-        """Its processes, without runner and guardian."""
         mine = {*procs.descendants(self.runner), *cgroups.members(self.mark)}
         return {pid for pid in mine if b"plait.live.agent" not in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
     def cpu_s(self) -> float:
-        """What they have computed so far."""
         ticks = [fields for pid in self.pids() if (fields := procs.stat_fields(pid)) is not None]
         return sum(int(fields[11]) + int(fields[12]) for fields in ticks) / os.sysconf("SC_CLK_TCK")
 

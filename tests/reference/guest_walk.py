@@ -121,7 +121,6 @@ def take(
 
 
 def still_fits(gpus: IntArray, lo: int, hi: int, row: int, jobs: WalkJobs, devices: Devices, rules: GuestRules) -> bool:
-    """Whether a guest may stay on `gpus[lo:hi]` beside those that came before it."""
     there = np.zeros(len(devices.nodes), dtype=np.int64)
     for i in range(lo, hi):
         gpu = gpus[i]
@@ -337,7 +336,6 @@ def next_project(lists: Lists, projects: Projects, jobs: WalkJobs, at: IntArray)
 
 
 def note(jobs: WalkJobs, row: int, status: int, gpus: IntArray, count: int) -> None:
-    """What becomes of a job, and on which GPUs."""
     jobs.whole[row, STATUS], jobs.given[row] = status, np.sort(gpus[:count])
 
 

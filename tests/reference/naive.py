@@ -55,8 +55,6 @@ class Rules:
 
 @dataclass
 class Job:
-    """Everything about one job."""
-
     number: int
     spec: JobSpec
     state: str = "future"  # waiting, running, finished, failed
@@ -114,7 +112,6 @@ class Job:
         return math.ceil(self.spec.submit_s * 1000 - 1e-6)
 
     def work_by(self, now_ms: float) -> float:
-        """Work done by a time, while running."""
         return self.done + max(0.0, now_ms - self.work_at) * self.rate if self.state == "running" else self.done
 
     def held_by(self, now_ms: float) -> float:
@@ -153,8 +150,6 @@ def turns_of(choice: Choice) -> tuple[dict[int, int], set[int]]:
 
 @dataclass
 class Naive:
-    """One run."""
-
     jobs: list[Job]
     cluster: Cluster
     chooser: Callable[[Naive], Choice]
@@ -177,7 +172,6 @@ class Naive:
 
     @property
     def active(self) -> list[Job]:
-        """Jobs the scheduler has to do with."""
         return [j for j in self.jobs if j.state in ("waiting", "running")]
 
     # -- time ------------------------------------------------------------------------------------------

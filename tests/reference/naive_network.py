@@ -64,7 +64,6 @@ class NaiveSwitch:
     held: dict[int, Aggregator] = field(default_factory=dict)
 
     def content(self, index: int, packet: Packet) -> Packet:
-        """The packet with what the aggregator holds."""
         a = self.held[index]
         out = copy(packet)
         out |= {"workers": set(a.workers), "value": list(a.value), "exponent": a.exponent}

@@ -57,19 +57,15 @@ class Hardware:
             self.memory_bytes[n] = float(self.cluster.node_memory_bytes[n])
 
     def gpus_of(self, node: int) -> range:
-        """GPU numbers of a node."""
         return range(int(self.cluster.first_gpu[node]), int(self.cluster.first_gpu[node + 1]))
 
     def node_of(self, gpu: int) -> int:
-        """Node of a GPU."""
         return int(self.cluster.gpu_node[gpu])
 
     def nodes_of_kind(self, kind: str) -> list[int]:
-        """Nodes with GPUs of a kind, by number."""
         return [n for n, node in enumerate(self.cluster.nodes) if node.gpu_kind == kind]
 
     def free_on(self, node: int) -> list[int]:
-        """Free GPUs of a node, by number."""
         return [gpu for gpu in self.gpus_of(node) if gpu in self.free]
 
     def room(self, node: int, gang: Gang) -> int:
@@ -91,14 +87,12 @@ class Hardware:
         return all(gpu in self.free for gpu in gpus) and all(self.feeds(n, gang, nodes.count(n)) for n in set(nodes))
 
     def take(self, gang: Gang, gpus: Sequence[int]) -> None:
-        """Give these GPUs to a gang."""
         for gpu in gpus:
             self.free.remove(gpu)
             self.cpus[self.node_of(gpu)] -= gang.cpus
             self.memory_bytes[self.node_of(gpu)] -= gang.memory_bytes
 
     def give_back(self, gang: Gang, gpus: Sequence[int]) -> None:
-        """Take these GPUs from a gang."""
         for gpu in gpus:
             self.free.add(gpu)
             self.cpus[self.node_of(gpu)] += gang.cpus

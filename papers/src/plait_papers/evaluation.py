@@ -127,7 +127,6 @@ class Evaluation(Generic[C, R]):
         return done
 
     def kept(self, case: C, folder: Path) -> R | None:
-        """The run if it is in the folder."""
         try:
             return _CODEC.decode(self.result, json.loads(self.file(case, folder).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
@@ -196,7 +195,6 @@ class Outcome:
 
     @classmethod
     def of(cls, runs: Iterable[Result], settings: Mapping[str, Any], notes: Sequence[str] = (), **rows: Any) -> Self:
-        """The outcome of these runs."""
         cpu_s = [run.cpu_s for run in runs]
         return cls(settings=settings, runs=len(cpu_s), cpu_s=sum(cpu_s), notes=notes, **rows)
 

@@ -157,7 +157,6 @@ def table_of(case: Case) -> TraceTable:
 
 
 def jobs_of(case: Case) -> JobBatch:
-    """The jobs that the case runs."""
     return load_jobs(table_of(case)).jobs
 
 
@@ -239,7 +238,6 @@ class EverythingOutcome(Outcome):
 
 
 def compared(row: Row, done: Mapping[Case, Done]) -> tuple[Compared, list[PolicyFigures]]:
-    """The figures of one row."""
     mine = sorted(
         (case for case in done if case.row == row), key=lambda case: case.seed
     )  # done as runs end, not by seed

@@ -162,7 +162,6 @@ def points(sections: Sequence[str], data: Path, jobs: int | None) -> Iterator[tu
 
 
 def jobs_of(case: Case) -> JobBatch:
-    """The jobs of the case."""
     file, form, hardware = TRACES[case.trace]
     table = read_trace(str(Path(case.data) / file), form)
     if case.jobs is not None:

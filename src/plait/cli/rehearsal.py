@@ -174,7 +174,6 @@ def _differences(a: Step, b: Step, noise: Noise) -> Iterator[tuple[str, str, str
 
 
 def batches(step: Step) -> str:
-    """The batches of a step in words."""
     given = step.get("batches") or []
     return ", ".join(f"batch {number} of {length or '?'} of {name!r}" for name, number, length, _ in given) or "none"
 

@@ -106,7 +106,6 @@ class RecordedRun:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster at the beginning of the run."""
         nodes = tuple(node_from_json(node) for node in self.header["cluster"])
         network = self.header.get("network")
         return Cluster(nodes, network=None if network is None else network_from_json(network))

@@ -420,7 +420,6 @@ def node_from_json(data: Mapping[str, Any]) -> Node:
 
 
 def network_to_json(network: Network) -> dict[str, Any]:
-    """All fields of a network."""
     out: dict[str, Any] = _PARTS.encode(network)
     return out
 

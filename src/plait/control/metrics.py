@@ -92,7 +92,6 @@ class Costs:
     counted: BoolArray
 
     def figures(self) -> dict[str, float | str]:
-        """The figures of a summary."""
         values = (
             self.total, float(self.job[self.counted].sum()), self.idle, self.down,
             float(self.lost[self.counted].sum()), float(self.restarts[self.counted].sum()),

@@ -86,7 +86,6 @@ class PartCompiler(compiler.CompilerBase):
     """Numba's compiler for parts of kernels."""
 
     def define_pipelines(self) -> list[Any]:
-        """The steps."""
         return _passes(self.state, _PartLowering)
 
 
@@ -94,7 +93,6 @@ class KernelCompiler(compiler.CompilerBase):
     """Numba's compiler for kernels without references."""
 
     def define_pipelines(self) -> list[Any]:
-        """The steps."""
         return _passes(self.state, _KernelLowering)
 
 

@@ -100,7 +100,6 @@ class Groups:
 
     @classmethod
     def of(cls, groups: Iterable[Group]) -> Groups:
-        """Columns of these groups."""
         rows = list(groups)
         members = [m for g in rows for m in g.members]
         details = np.array([[getattr(m, name) for name in _DETAILS] for m in members], dtype=np.float64)

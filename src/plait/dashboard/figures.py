@@ -145,7 +145,6 @@ class Recent:
 
     @property
     def text(self) -> str:
-        """In one sentence."""
         if not self.decisions:
             return "started and stopped nothing"
         parts = [

@@ -43,7 +43,6 @@ class Outlook:
         return replace(self, now_s=now_s, jobs=jobs, empty=later(self.empty))
 
     def of(self, job: int) -> Mapping[str, Any] | None:
-        """The forecast of one job, if there is one."""
         return self.jobs.get(str(job))
 
 

@@ -51,7 +51,6 @@ class Web:
         self.templates.filters.update(linked=linked, duration=duration, brief=brief, unit=in_unit, gpu_hours=gpu_hours)
 
     def client(self, secret: str) -> ApiClient:
-        """The API, with this token."""
         return ApiClient(self.api, secret)
 
     async def look_up(self, secret: str) -> Session:

@@ -137,7 +137,6 @@ def _cheapest(buckets: Sequence[Bucket], found: Sequence[Pairs], short: int) -> 
 
 
 def merged(one: Node, other: Node) -> Node:
-    """Two groups as one."""
     return tuple(sorted(one + other))
 
 

@@ -100,7 +100,6 @@ class PairCosts:
     log: FloatArray
 
     def some(self, rows: IntArray) -> PairCosts:
-        """Those of some jobs."""
         return PairCosts(self.of_job[rows], self.log)
 
     def factor(self, rows: Sequence[int]) -> float:

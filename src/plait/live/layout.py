@@ -91,7 +91,6 @@ class Layout:
 
     @property
     def service_file(self) -> Path:
-        """The file with the address of the service."""
         return self.home / "service.json"
 
     @property

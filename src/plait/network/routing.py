@@ -177,7 +177,6 @@ class Problem:
         return tuple(routes)
 
     def routing(self, choice: Choice, relaxed: float = np.nan) -> Routing:
-        """The utilisation of a choice."""
         used = self.load(choice) / self.graph.channel_bits_per_s
         return Routing(choice, float(used.max(initial=0.0)), int(used.argmax()), relaxed)
 

@@ -131,7 +131,6 @@ def effect(
 
 
 def figures(outcome: PastOutcome, choice: Alternative, prices: Prices | None) -> dict[str, float]:
-    """The figures of one outcome."""
     found: dict[str, float] = {}
     for name, values in (("jct", outcome.jct_s), ("wait", outcome.queue_s)):
         known = len(values) > 0 and not outcome.unfinished

@@ -74,7 +74,6 @@ class RoundsPlan:
 
     @property
     def simulated(self) -> int:
-        """Jobs simulated in all."""
         return sum(choices * jobs for choices, jobs in self.rounds)
 
 
@@ -315,8 +314,6 @@ def _key(choice: Alternative, jobs: int) -> tuple[str, str, int]:
 
 
 def joined(parts: Sequence[PastOutcome]) -> PastOutcome:
-    """The outcomes of the blocks of a choice as one."""
-
     def together(name: str) -> Any:
         return np.concatenate([getattr(part, name) for part in parts])
 

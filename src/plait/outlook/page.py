@@ -208,7 +208,6 @@ class RunPair:
 
     @property
     def sentence(self) -> str:
-        """The answer in a sentence."""
         mean, total = self.figures["mean"], len(self.jobs)
         text = (
             f"{self.names[1]} against {self.names[0]}, {counted(total, 'job')}: mean completion time "

@@ -101,7 +101,6 @@ def clear(values: IntArray) -> None:
 
 @lean_part
 def total(values: IntArray) -> int:
-    """Their sum."""
     out = 0
     for i in range(len(values)):
         out += values[i]

@@ -261,7 +261,6 @@ class Places:
     chosen: dict[tuple[int, tuple[int, ...]], Exchange] = field(default_factory=dict)
 
     def nodes(self, gang: ChoosingGang) -> IntArray:
-        """GPUs on each node for a gang."""
         alone = on_one_server(gang)
         if alone is not None:
             return alone

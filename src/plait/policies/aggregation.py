@@ -54,7 +54,6 @@ class AggregatedJob:
 
     @property
     def number(self) -> int:
-        """The number of the job."""
         return self.job.number
 
     def pick(self, graph: Graph) -> int:
@@ -195,7 +194,6 @@ class WithAggregation:
 
     @property
     def name(self) -> str:
-        """The name of the policy inside."""
         return str(getattr(self.policy, "name", "") or type(self.policy).__name__)
 
     @property

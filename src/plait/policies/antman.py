@@ -115,7 +115,6 @@ class AntMan:
         return Quotas(self.quota)
 
     def with_quotas(self, quotas: Quotas) -> AntMan:
-        """The same policy with these quotas."""
         return replace(self, quota=quotas.rules)
 
     def __post_init__(self) -> None:

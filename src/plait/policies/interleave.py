@@ -56,7 +56,6 @@ class ExchangeSet(NamedTuple):
 
 
 def gpus_of(jobs: JobTable, groups: Sequence[RatedGroup]) -> int:
-    """GPUs that these groups need."""
     return sum(int(jobs.gpus[one.members[0]]) for one in groups)
 
 

@@ -99,9 +99,7 @@ class AppliesQuotas(Protocol):
     """A policy that applies quotas itself: it knows which jobs count, and what jobs beyond a quota may still have."""
 
     @property
-    def quotas(self) -> Quotas:
-        """The quotas that it applies."""
-        ...
+    def quotas(self) -> Quotas: ...
 
     def with_quotas(self, quotas: Quotas) -> Policy:
         """The same policy with these quotas instead."""
@@ -145,7 +143,6 @@ class WithinQuotas:
 
     @property
     def name(self) -> str:
-        """The name of the policy inside."""
         return str(getattr(self.policy, "name", "") or type(self.policy).__name__)
 
     @property

@@ -20,6 +20,5 @@ def whole_file(path: str | Path) -> Iterator[TextIO]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a whole text file."""
     with whole_file(path) as file:
         file.write(text)

@@ -80,7 +80,6 @@ def run_cells(found: PacketResults) -> dict[str, float]:
 
 
 def job_cells(job: JobFigures) -> dict[str, float]:
-    """The figures of a job, by column."""
     return {
         "goodput": job.goodput_bits_per_s / 1e9,
         "finish": 1e6 * job.finish_s,

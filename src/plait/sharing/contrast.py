@@ -47,7 +47,6 @@ def block_steps(step_s: float, period: int) -> int:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean of at least one value."""
     return sum(values) / len(values)
 
 

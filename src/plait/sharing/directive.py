@@ -203,7 +203,6 @@ class Device:
 
     @property
     def guaranteed(self) -> str | None:
-        """The guaranteed job, if there is one."""
         return next((name for name, job in self.jobs.items() if job.guaranteed), None)
 
     @property

@@ -120,13 +120,11 @@ def adaptive_jobs(seed: int, count: int = 10) -> JobBatch:
 
 
 def on_all_clusters(seed: int) -> Iterator[SmallWorkload]:
-    """A workload on each of the clusters."""
     for i, cluster in enumerate(CLUSTERS):
         yield SmallWorkload(f"{cluster}", random_jobs(seed * 100 + i), cluster, seed=seed)
 
 
 def on_one_cluster(seed: int, **change: Any) -> SmallWorkload:
-    """One workload on one of the clusters, by the seed."""
     cluster = CLUSTERS[seed % len(CLUSTERS)]
     return replace(SmallWorkload(f"{cluster}", random_jobs(seed * 100 + 50), cluster, seed=seed), **change)
 
@@ -229,7 +227,6 @@ def play(
 
 
 def what_it_said(error: Exception) -> str:
-    """An error as a sentence."""
     return str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
 
 

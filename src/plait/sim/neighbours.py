@@ -190,7 +190,6 @@ class GpuNeighbours:
         return bool(others)
 
     def is_guest(self, job: int) -> bool:
-        """Whether the job runs as a guest."""
         row = self._row_of.get(job)
         return row is not None and self._rows[row, GUEST] == 1
 

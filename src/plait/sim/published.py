@@ -64,7 +64,6 @@ def _installed() -> Mapping[str, EntryPoint]:
 
 
 def published_names() -> tuple[str, ...]:
-    """The names of all published worlds."""
     return tuple(_installed())
 
 

@@ -85,7 +85,6 @@ class Cluster:
 
     @property
     def service(self) -> Process | None:
-        """The process of the service."""
         return None if self._service is None or self._service.poll() is not None else Process.of(self._service.pid)
 
     def agent(self, node: str) -> Process | None:

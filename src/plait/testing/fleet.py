@@ -220,11 +220,9 @@ class Held:
 
     @property
     def alive(self) -> bool:
-        """Whether it has a process."""
         return self.state in (RUNNING, STOPPING)
 
     def begin(self, program: Program, disk: Disk, pid: int, now_s: float) -> Process:
-        """Start its process."""
         process = self.process = program.process(self.run, disk, pid, now_s)
         self.state, self.reason = RUNNING, None
         return process

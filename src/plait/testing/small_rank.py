@@ -80,7 +80,6 @@ class SmallRank:
         self._first, self._until = 0, 0.0
 
     def close(self) -> None:
-        """Close the socket."""
         self.socket.close()
 
     def hello(self, timeout_s: float = 5.0) -> None:

@@ -62,7 +62,6 @@ class Catalogue:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models, in the order of the catalogue."""
         return tuple(dict.fromkeys(model for model, _ in self.profiles))
 
     @property

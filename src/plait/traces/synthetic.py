@@ -41,7 +41,6 @@ from plait.traces.validate import checked_table
 
 
 def stream(seed: int, name: str) -> np.random.Generator:
-    """The random stream of one part of the trace."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *name.encode()])))
 
 

@@ -265,7 +265,6 @@ class Messages:
 
     @property
     def bytes(self) -> float:
-        """Bytes of all messages of an iteration."""
         return sum(size * count for (_, size), count in self.counts.items()) / self.iterations
 
     @property

@@ -15,6 +15,5 @@ def examples(count: int, seed: int, noise: float) -> tuple[torch.Tensor, torch.T
 
 
 def new_model() -> nn.Linear:
-    """The model as it begins."""
     torch.manual_seed(3)
     return nn.Linear(FEATURES, 1)

@@ -64,7 +64,6 @@ class SlurmCluster:
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment in which Slurm's commands talk to this cluster."""
         return {**os.environ, "PATH": _PATH, "SLURM_CONF": str(self.conf)}
 
     def _write(self, gpus: int, node_timeout_s: int) -> None:
@@ -147,7 +146,6 @@ PartitionName=test Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Sta
         self.close()
 
     def start(self) -> None:
-        """Start munged, slurmctld and every slurmd."""
         self._run(
             "munged", "munged", "--foreground", f"--socket={self.socket}", f"--key-file={self.folder}/munge.key",
             f"--pid-file={self.folder}/munged.pid", f"--log-file={self.folder}/munged.log",
@@ -160,12 +158,10 @@ PartitionName=test Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Sta
         self._until(lambda: self._states() == dict.fromkeys(self.names, "idle"), "all nodes idle")
 
     def start_controller(self) -> None:
-        """Start slurmctld, and wait until it answers."""
         self._run("slurmctld", "slurmctld", "-D", "-f", str(self.conf))
         self._until(lambda: self.command("scontrol", "ping").returncode == 0, "an answer of slurmctld")
 
     def start_node(self, name: str) -> None:
-        """Start the slurmd of a node."""
         self._run(name, "slurmd", "-D", "-N", name, "-f", str(self.conf))
 
     def _run(self, name: str, program: str, *words: str) -> None:
@@ -233,7 +229,6 @@ PartitionName=test Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Sta
         return found
 
     def close(self) -> None:
-        """End all jobs and daemons, and remove the folder."""
         if "slurmctld" in self._processes:
             self.command("scancel", "--user", getpass.getuser())
             with contextlib.suppress(RuntimeError):
@@ -256,7 +251,6 @@ PartitionName=test Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Sta
     # ---- looking ----
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run one of Slurm's commands against this cluster."""
         return subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=30, check=False)
 
     def _states(self) -> dict[str, str]:
@@ -268,7 +262,6 @@ PartitionName=test Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Sta
         return self._states().get(name, "").strip()
 
     def queue(self) -> list[str]:
-        """Jobs that Slurm holds, one line each."""
         return self.command("squeue", "--noheader", "--format=%i %j %T %N").stdout.split("\n")[:-1]
 
 

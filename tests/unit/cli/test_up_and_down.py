@@ -45,8 +45,6 @@ def layout(tmp_path: Path) -> Layout:
 
 
 class Nodes:
-    """A backend that writes down what it is asked."""
-
     def __init__(self) -> None:
         self.asked: list[str] = []
 

@@ -33,8 +33,6 @@ class Scripted:
 
 @dataclass
 class Log:
-    """A backend that only tells."""
-
     told: Sequence[Event]
 
     def events(self) -> Sequence[Event]:

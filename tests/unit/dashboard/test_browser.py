@@ -66,8 +66,6 @@ def browser() -> Iterator[Any]:
 
 
 class Errors(list[str]):
-    """What a page complains about."""
-
     def watch(self, page: Any) -> None:
         page.on("console", lambda said: self.append(said.text) if said.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: self.append(str(error)))

@@ -18,7 +18,6 @@ Login = Callable[[str], Browser]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A user's folder with one script."""
     (tmp_path / "nlp").mkdir()
     (tmp_path / "nlp" / "plain.py").touch()
     return tmp_path / "nlp"

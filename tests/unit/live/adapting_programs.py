@@ -36,7 +36,6 @@ class Model:
         self.jobs = AdaptiveJobs(JobBatch.of([self.spec]), self.training)
 
     def begin(self, run: Run, now_s: float, start_s: float) -> None:
-        """An attempt begins: its first iterations come after its start."""
         if run.epoch != self.epoch:
             self.epoch, self.at_s, self.look_s, self.first_s = run.epoch, now_s + start_s, now_s + start_s, None
             self.look_s += self.interval_s
@@ -85,7 +84,6 @@ class Adapting(Program):
     start_s: float = 0.0
 
     def process(self, run: Run, disk: Disk, pid: int, now_s: float) -> Process:
-        """A rank of it."""
         return AdaptingProcess(run, self, disk, pid, now_s)
 
 
@@ -121,7 +119,6 @@ class AdaptingProcess(Process):
         return {"step_s": model.step_s if first_s else None, "adaptive": words, "first_step_s": first_s, "saves": saves}
 
     def advance(self, now_s: float) -> None:
-        """Train on, or end."""
         if self.ended_s is not None or self.run.epoch != self.model.epoch:
             return
         self.model.advance(min(now_s, self.stop_s))

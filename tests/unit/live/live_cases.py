@@ -49,7 +49,6 @@ class Node:
         return Observed(self.info, self.agent, term, reached, seen, self.usage, switch=self.switch())
 
     def switch(self) -> SwitchSeen:
-        """The switch that it was last told to serve, with the leases of that."""
         order = None if self.answer is None else self.answer.switch
         if order is None:
             return SwitchSeen()
@@ -83,7 +82,6 @@ class Node:
                 self.seen[k] = replace(one, state=ENDED, exit_code=PREEMPTED)
 
     def end(self, job: int, exit_code: int | None = 0, rank: int | None = None, **more: Any) -> None:
-        """Processes of a job end here."""
         for k, one in self.seen.items():
             if k[0] == job and one.state != ENDED and rank in (None, k[2]):
                 self.seen[k] = replace(one, state=ENDED, exit_code=exit_code, **more)
@@ -94,7 +92,6 @@ class Node:
                 self.seen[k] = replace(one, **values)
 
     def jobs(self) -> set[int]:
-        """Jobs that run here."""
         return {k[0] for k, one in self.seen.items() if one.state == RUNNING}
 
 
@@ -120,7 +117,6 @@ class Cluster:
         )  # fmt: skip
 
     def restart(self) -> None:
-        """The service dies and comes back."""
         self.store.close()
         self.store = Store.open(self.home / "plait.db")
         self.engine = self._engine(None)
@@ -146,7 +142,6 @@ class Cluster:
         return str(stored.row.state)
 
     def types(self) -> list[str]:
-        """The log's entries by type."""
         return [entry.type for entry in self.store.entries()]
 
 

@@ -16,7 +16,6 @@ class Broken:
     name = "broken"
 
     def decide(self, view: View) -> Plan:
-        """Never."""
         raise ZeroDivisionError("no plan")
 
 
@@ -26,7 +25,6 @@ class Breathing:
     name = "breathing"
 
     def decide(self, view: View) -> Plan:
-        """First come, first served, by these sizes."""
         jobs = view.jobs
         most = int(jobs.max_gpus.sum()) <= view.cluster.gpus_up
         sized = jobs.subset(jobs.number, gpus=jobs.columns["max_gpus" if most else "min_gpus"])
@@ -56,7 +54,6 @@ class SecretGrants:
     name = "secret-grants"
 
     def decide(self, view: View) -> Plan:
-        """On the first GPU."""
         jobs = view.jobs.number.tolist()[:1]
         return Plan.of([Group((Member(job),), (0,)) for job in jobs], grants=tuple(NetworkGrant(j, "s") for j in jobs))
 
@@ -69,7 +66,5 @@ class Granting(SecretGrants):
 
 
 class Open(Secret):
-    """Says that it has guests."""
-
     name = "open"
     guests = True

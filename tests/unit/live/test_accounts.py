@@ -23,7 +23,6 @@ NOBODY_HERE = 54_321
 
 
 def acl(path: Path) -> bytes:
-    """The access control list of a file."""
     try:
         return os.getxattr(path, "system.posix_acl_access")
     except OSError:

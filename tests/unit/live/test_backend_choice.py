@@ -15,8 +15,6 @@ from plait.live.supervisor.options import pairs
 
 
 class Foreign:
-    """Somebody else's."""
-
     name = "foreign"
 
     def __init__(self, layout: Layout, options: object, stop_grace_s: float) -> None:

@@ -51,7 +51,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(path: Path) -> None:
-    """Take all the room there is."""
     with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))

@@ -37,7 +37,6 @@ def page(one: LocalAttempt) -> Page:
 
 @pytest.fixture
 def started(node: LocalAgent, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Jobs that the agent has started."""
     found: list[int] = []
     monkeypatch.setattr(node.agent, "_launch", lambda together: found.extend(one.run.job for one in together))
     return found

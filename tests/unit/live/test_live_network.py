@@ -26,8 +26,6 @@ Make = Callable[..., Cluster]
 
 @pytest.fixture
 def make(cluster: Make) -> Make:
-    """Makes clusters of nodes with one slot each, two nodes a rack."""
-
     def made(policy: str = "fifo:ina=atp", nodes: int = 4, network: str | None = NETWORK) -> Cluster:
         racks = [i // 2 for i in range(nodes)]
         return cluster((1,) * nodes, policy, network=network, racks=racks, expect_gpus=nodes)
@@ -36,7 +34,6 @@ def make(cluster: Make) -> Make:
 
 
 def grants(cluster: Cluster, job: int) -> list[NetworkGrant]:
-    """What each rank of a job is told, as it is assigned now."""
     runs = [run for node in cluster.nodes if node.answer for run in node.answer.attempts if run.job == job]
     return [run.network for run in sorted(runs, key=lambda run: run.rank) if run.network is not None]
 
@@ -277,7 +274,6 @@ def test_priorities_follow_progress_without_another_region(make: Make) -> None:
 
 
 def order(cluster: Cluster, switch: str) -> list[Lease]:
-    """What the agent of a switch is to serve."""
     orders = [node.answer.switch for node in cluster.nodes if node.answer and node.answer.switch]
     return next(one.leases for one in orders if one.name == switch)
 

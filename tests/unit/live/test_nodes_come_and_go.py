@@ -64,7 +64,6 @@ def other(cluster: Cluster, node: Node) -> Leaver:
 
 
 def go(node: Leaver) -> None:
-    """The node's last word."""
     node.leaving_s, node.obeys = 0.0, False
     node.sync()
 

@@ -26,7 +26,6 @@ def where(cluster: Cluster, job: int) -> str:
 
 
 def folded(cluster: Cluster) -> State:
-    """What the log says."""
     state = State()
     for row in cluster.store.entries():
         apply(state, entry_from_json(json.loads(row.entry)))

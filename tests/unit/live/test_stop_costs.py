@@ -47,7 +47,6 @@ def submit(fleet: Fleet, *more: Mapping[str, object]) -> None:
 
 
 def epochs(fleet: Fleet, job: int) -> int:
-    """How often a job was started."""
     stored = fleet.store.job(job)
     assert stored is not None
     return int(stored.row.epoch)

@@ -29,7 +29,6 @@ from sampling import sample
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty store."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'plait.db'}"
     made: str = request.getfixturevalue("postgres")()

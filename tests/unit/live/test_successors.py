@@ -222,7 +222,6 @@ class Local:
     command: list[str]
 
     def run(self, epoch: int, **more: Any) -> Run:
-        """Process 0 of two of an attempt."""
         return Run(5, epoch, 0, 1, self.command, [0], GroupInfo("g1"), workdir=str(self.out.parent), **more)
 
     def record(self, command: list[str] | None = None) -> None:
@@ -241,22 +240,18 @@ class Local:
         return self.agent.agent.observe(0.0)
 
     def until(self, true: Callable[[], bool]) -> None:
-        """Let the agent work until this is so; a test that hangs is ended by the runner of the tests."""
         while not true():
             self.agent.agent._wait()
 
     def settled(self) -> list[list[int]]:
-        """Successors that nobody needs to wait for."""
         return self.agent.agent.observe(0.0).successors or []
 
     def began(self) -> list[dict[str, Any]]:
-        """What scripts have written."""
         return [json.loads(line) for line in self.out.read_text().splitlines()] if self.out.exists() else []
 
 
 @pytest.fixture
 def local(tmp_path: Path) -> Iterator[Local]:
-    """See `Local`."""
     (tmp_path / "train.py").write_text(SCRIPT)
     agent = LocalAgent(tmp_path / "home")
     agent.agent.link.ever = True

@@ -239,7 +239,6 @@ class NaivePackets:
             self.at(now + 1000 * max(1, max_age // 2), self.tidy, s)
 
     def run(self) -> list[list[int]]:
-        """The log of all packets."""
         for w, worker in enumerate(self.workers):
             job = self.scenario.jobs[worker.job]
             self.at(ps(job.start_s) + int(self.net.ends.hosts[w]["compute"]), self.begin, w)

@@ -93,7 +93,6 @@ def test_members_that_take_turns_never_meet() -> None:
 
 
 def test_a_region_answers_from_its_leaf_and_leaves_the_rest_to_others() -> None:
-    """Three jobs of four workers and a server each below one switch with 1,024 aggregators."""
     graph = Graph.of(networked(Cluster.parse("15x8"), "single-switch:aggregators=1024"))
     jobs = [PlacedJob(tuple(range(5 * j, 5 * j + 4)), 5 * j + 4) for j in range(3)]
     shared = [prepared(graph, Exchange(job, "hash", window=245)) for job in jobs]

@@ -39,7 +39,6 @@ class Bench:
         return switch.switch_step(self.switch, self.packets, self.values, 0, 1, more.get("now", 0))
 
     def row(self, i: int = 0) -> tuple[int, int, list[int]]:
-        """(type, bitmap, value) of a row."""
         return int(self.packets[i]["type"]), int(self.packets[i]["bitmap"]), self.values[i].tolist()
 
 

@@ -19,7 +19,6 @@ def racks(levels: int, aggregating: str = "all") -> Graph:
 
 
 def adders(graph: Graph, made: Tree) -> dict[str, list[int]]:
-    """The workers that each switch adds up."""
     return {graph.names[at]: made.workers(place) for place, at in enumerate(made.adders)}
 
 

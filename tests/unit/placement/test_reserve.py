@@ -58,7 +58,6 @@ def number(c: Controller, name: str) -> int:
 
 
 def where(c: Controller) -> dict[str, tuple[int, ...]]:
-    """The GPUs of each running job."""
     return {c.job_store.spec(member.job).id: group.gpus for group in c.running for member in group.members}
 
 

@@ -52,7 +52,6 @@ def report(controller: Controller, at_s: float, fits: dict[int, list[float]]) ->
 
 
 def sizes(controller: Controller) -> dict[int, int]:
-    """Job number -> GPUs."""
     running = controller.running
     return dict(zip(running.jobs.tolist(), running.gpu_count().tolist(), strict=True))
 

@@ -84,7 +84,6 @@ class House:
         return self
 
     def gpus(self, guests: bool | None = None) -> dict[int, tuple[int, ...]]:
-        """GPUs of each running job; only of guests, or of hosts."""
         return {
             m.job: g.gpus for g in self.running for m in g.members if guests is None or g.guest is guests
         }  # fmt: skip

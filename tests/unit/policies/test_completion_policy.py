@@ -36,7 +36,6 @@ def job(number: int, gpus: int = 1, work_s: float = 1000.0, profile: StageProfil
 
 
 def first(jobs: Sequence[JobSpec], policy: Policy, cluster: str = "1x1") -> tuple[Plan, View]:
-    """The first plan for these jobs."""
     controller = Controller(policy, Cluster.parse(cluster))
     controller.handle(JobSubmitted(0.0, 0, JobBatch.of(jobs)))
     view = controller.view()

@@ -40,7 +40,6 @@ def job(name: str, profile: StageProfile | None, gpus: int = 1, work_s: float = 
 
 
 def plan(jobs: Sequence[JobSpec], policy: Policy, cluster: Cluster | str = "1x1") -> tuple[Plan, View]:
-    """The first plan for these jobs."""
     controller = Controller(policy, Cluster.parse(cluster) if isinstance(cluster, str) else cluster)
     controller.handle(JobSubmitted(0.0, 0, JobBatch.of(jobs)))
     view = controller.view()

@@ -25,7 +25,6 @@ needs_highs = pytest.mark.skipif(not HAVE_HIGHS, reason="needs highspy: the extr
 
 
 def merit(c: object) -> float:
-    """Fitness of what runs."""
     view = c.view()  # type: ignore[attr-defined]
     (pool,) = pools(view, due=np.zeros(len(view.jobs), dtype=bool), restart_s=30.0)
     return float(fitness(pool.worth(pool.held), -1.0))

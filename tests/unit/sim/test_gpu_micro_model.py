@@ -48,7 +48,6 @@ PACKED = dict(
 
 
 def alone(pattern: Pattern, quantum_s: float, seconds: float, mode: Mode, seed: int = 1) -> Outcome:
-    """One opportunistic job beside one that repeats a pattern."""
     return run(Scenario((Phase(pattern),), (Opportunistic("o", quantum_s),), seconds), mode, seed)
 
 
@@ -98,12 +97,10 @@ BASE = PATTERNS["100+100"]
 
 
 def share_at(outcome: Outcome, now_s: float) -> float:
-    """The sum of opportunistic shares in force at a time."""
     return next((share for at_s, share in reversed(outcome.shares) if at_s <= now_s), 0.0)
 
 
 def shares_in(outcome: Outcome, from_s: float, until_s: float) -> set[float]:
-    """The sums of shares in force within this time."""
     return {share_at(outcome, from_s)} | {share for at_s, share in outcome.shares if from_s < at_s <= until_s}
 
 

@@ -79,7 +79,6 @@ class World:
         set_windows(self.server, job.job, made)
 
     def restart_switch(self) -> None:
-        """Lose all that the switch knows."""
         self.table = switch.make_switch(len(self.table.table), len(self.jobs), self.elements)
 
     def put(self, direction: str, key: int, row: np.ndarray) -> None:

@@ -75,7 +75,6 @@ class Forker:
         return Attempt(folder)
 
     def close(self) -> None:
-        """End it, and what it has started."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.kill()  # it may still import; its copies end with it
@@ -110,14 +109,12 @@ class Attempt:
         return (self.folder / "code").exists()
 
     def until(self, steps: int, timeout_s: float = 60.0) -> None:
-        """Wait for that many steps, or for the end."""
         end_s = time.monotonic() + timeout_s
         while self.page.steps < steps and not self.ended:
             assert time.monotonic() < end_s, f"no {steps} steps within {timeout_s} s, only {self.page.steps}"
             time.sleep(0.002)
 
     def says(self, what: str, timeout_s: float = 60.0) -> None:
-        """Wait until that is in its output."""
         end_s = time.monotonic() + timeout_s
         while not (self.folder / "output").exists() or what not in (self.folder / "output").read_text():
             assert time.monotonic() < end_s, f"never said {what!r} within {timeout_s} s"
@@ -136,7 +133,6 @@ class Attempt:
 
 
 def steps_saved(job: Path, *, marked: bool = True) -> list[int]:
-    """The steps of the checkpoints of a job."""
     found = (job / "checkpoints").glob("step-*")
     return sorted(int(p.name[5:15]) for p in found if (p / "COMMITTED").exists() == marked)
 

@@ -29,7 +29,6 @@ class Together:
         self.gone = False
 
     def exchange(self, rank: int, value: object) -> list:
-        """The values of all ranks."""
         if self.gone:
             raise RuntimeError("a rank is gone")
         try:
@@ -48,8 +47,6 @@ class Together:
 
 
 class ThreadGroup(RankGroup):
-    """The group of one thread."""
-
     def __init__(self, together: Together, rank: int) -> None:
         self._together, self.rank, self.size = together, rank, together.size
         self.means = 0
@@ -87,7 +84,6 @@ class InstantSwitch:
         self.begin(grant)
 
     def begin(self, grant: NetworkGrant) -> None:
-        """Forget everything, and know this job."""
         made = options_of(grant)
         self.elements, self.job = made.elements, grant.job
         self.table = switch.make_switch(grant.slots, grant.job + 1, made.elements)
@@ -98,7 +94,6 @@ class InstantSwitch:
         set_windows(self.server, grant.job, made)
 
     def move(self, grant: NetworkGrant) -> None:
-        """Serve another region, too."""
         switch.grant(self.table, grant.job, grant.offset, grant.size, grant.epoch)
 
     def connect(self, grant: NetworkGrant, rank: int) -> Link:
@@ -136,8 +131,6 @@ class InstantSwitch:
 
 
 class Inbox:
-    """The socket of a rank."""
-
     def __init__(self, at: InstantSwitch) -> None:
         self.switch, self.news, self.waiting = at, threading.Condition(), deque()
         self.buffers = [memoryview(bytearray(SLOT_BYTES))]

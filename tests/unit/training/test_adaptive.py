@@ -95,7 +95,6 @@ def test_clipped_gradients_are_means_and_estimates_are_of_what_was_not_clipped()
 
 
 def enlarge(loader: AdaptiveDataLoader, local: int, accumulated: int = 0) -> None:
-    """From the next epoch on."""
     loader.plan.change(local, accumulated, 0)
 
 

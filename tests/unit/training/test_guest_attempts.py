@@ -52,14 +52,12 @@ class Player:
         return self.steps
 
     def attached(self) -> None:
-        """Wait until it has attached."""
         end_s = time.monotonic() + 60
         while not self.page.pid:
             assert time.monotonic() < end_s
             time.sleep(0.002)
 
     def until(self, steps: int) -> None:
-        """Wait for so many steps, with every report of them."""
         end_s = time.monotonic() + 60
         while self.page.steps < steps and not self.attempt.ended:
             assert time.monotonic() < end_s, f"no {steps} steps, only {self.page.steps}"

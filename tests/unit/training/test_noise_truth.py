@@ -77,7 +77,6 @@ def test_over_many_trainings_the_mean_is_the_exact_one(world: int, tmp_path: Pat
 
 
 def play(script: str, world: int, folder: Path) -> None:
-    """All ranks of a script, to the end."""
     forker, port = the_forker(), str(free_port())
     ranks = [forker.start(folder, 1, script, rank=rank, world=world, MASTER_PORT=port) for rank in range(world)]
     for attempt in ranks:

@@ -28,7 +28,6 @@ def network():
 
 
 def train(steps=3):
-    """Gradients and weights of a few steps."""
     net = network()
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
     torch.manual_seed(4)

@@ -43,7 +43,6 @@ def artifact_cases(folder: Path | None) -> dict[str, Case]:
 
 
 def artifact_rows(cases: Mapping[str, Case], done: Mapping[Case, Done]) -> list[ArtifactRow]:
-    """A row a trace."""
     return [_row(trace, case, done[case]) for trace, case in cases.items()]
 
 

@@ -55,7 +55,6 @@ class Done:
 
 
 def jobs_in(case: Case) -> JobBatch:
-    """The jobs that the case runs."""
     jobs = jobs_of(case.workload)
     if case.classes == "guaranteed alone":
         return jobs[guaranteed(jobs)]

@@ -32,7 +32,6 @@ class Variant:
     """The row of the same table that ratios are over."""
 
     def case(self, workload: Workload) -> Case:
-        """Its run on a workload."""
         return Case(self.policy, workload, self.world, self.classes, self.checkpoint_every_s, self.quantum_s)
 
 
@@ -138,7 +137,6 @@ def _load(load: float) -> str:
 
 
 def variants_of(study: str) -> Sequence[Variant]:
-    """The variants of a study."""
     return SEARCHED if study == "shapes" else STUDIED
 
 

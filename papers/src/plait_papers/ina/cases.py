@@ -78,7 +78,6 @@ def run_case(case: Case, ended: Ended | None = None) -> Done:
 
 
 def scenario_of(case: Case) -> Scenario:
-    """The simulation of a case."""
     name = {"hybrid": "inalloc"}.get(case.protocol, case.protocol)
     # Congestion control of A2TP would take most of a run to open its windows.
     more = {"rto_s": 1e-6 * case.rto_us, "first_rto_s": 1e-6 * case.rto_us} if case.rto_us else {}

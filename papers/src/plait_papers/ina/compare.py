@@ -82,7 +82,6 @@ class InaOutcome(Outcome):
 
 
 def compared(rows_: Sequence[Row], done: Mapping[Case, Done]) -> Iterator[Compared]:
-    """The rows with their figures."""
     for row in rows_:
         found = row.ours([done[case].figures for case in row.cases])
         ours, *interval = bootstrap(found) if isinstance(found, list) else (found,)
@@ -94,7 +93,6 @@ def compared(rows_: Sequence[Row], done: Mapping[Case, Done]) -> Iterator[Compar
 
 
 def rows(sections: Sequence[str]) -> Iterator[Row]:
-    """All rows of these sections."""
     made: Mapping[str, Callable[[], Iterator[Row]]] = {
         "goodput": _goodput, "fallback": _fallback, "aggregated": _aggregated, "spread": _spread, "other": _other,
         "straggler": _straggler, "deadlines": _deadlines, "loss": _loss, "headlines": _headlines,

@@ -67,11 +67,9 @@ class Folder:
             )
 
     def has(self, trace: str) -> bool:
-        """Whether the trace is there."""
         return (self.path / f"{trace}.csv").is_file()
 
     def case(self, trace: str, policy: str, **more: Any) -> Case:
-        """The run of a policy on a trace of the folder."""
         if self.matching != "artifact" and policy.startswith("muri"):
             policy += f"{',' if ':' in policy else ':'}matching={self.matching}"
         return Case(self._file(trace), policy, self.jobs, **more)

@@ -54,7 +54,6 @@ class Figure:
         return cell.policy if cell else bar.policy
 
     def label(self, trace: str) -> str:
-        """The name of the trace in the figure."""
         return "4 job types" if self.key == "13" and trace == "trace3" else LABELS[trace]
 
 

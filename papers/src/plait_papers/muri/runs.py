@@ -134,7 +134,6 @@ def _inputs(case: Case) -> dict[str, Any]:
 
 @cache
 def count_jobs(trace: str, jobs: int | None) -> int:
-    """How many jobs of a trace are run."""
     return len(read(trace, jobs))
 
 

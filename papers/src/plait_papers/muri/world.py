@@ -35,7 +35,6 @@ class MuriArtifact:
         read_setting(policy)
 
     def jobs(self, run: PublishedRun) -> int:
-        """How many jobs the run has."""
         return len(read(run.trace, run.jobs))
 
     def run(self, run: PublishedRun, ended: Callable[[int], None] | None = None, **labels: Any) -> RunResult:

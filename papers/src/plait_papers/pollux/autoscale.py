@@ -37,11 +37,9 @@ class ByThroughput(Pollux):
     name: str = "or-et-al"
 
     def wanted_gpus(self, view: View, most: int) -> Wanted | None:
-        """GPUs of the cluster by throughput."""
         return super().wanted_gpus(_without_noise(view), most)
 
     def decide(self, view: View) -> Plan:
-        """Sizes by throughput."""
         return super().decide(_without_noise(view))
 
 

@@ -154,7 +154,6 @@ def fill(gpus: int, free: list[int]) -> Allocation:
 
 
 def free_gpus(nodes: int, allocations: Mapping[int, Allocation]) -> list[int]:
-    """Free GPUs of each node."""
     free = [GPUS_PER_NODE] * nodes
     for allocation in allocations.values():
         for node in allocation:

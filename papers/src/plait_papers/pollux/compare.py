@@ -159,7 +159,6 @@ def points(
 
 
 def with_seed(policy: str, seed: int) -> str:
-    """A policy with a seed."""
     return with_option(policy, f"seed={seed}")
 
 

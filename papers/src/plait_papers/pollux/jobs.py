@@ -208,7 +208,6 @@ def offline_fit(measured: Measured) -> FloatArray:
 
 
 def table_of(jobs: Sequence[AdaptiveJob]) -> GoodputJobs:
-    """The jobs as columns."""
     limits = np.array([(m.initial, m.most, m.least_local, m.most_local) for m in (job.model for job in jobs)])
     initial, most, least_local, most_local = limits.T
     noise = np.array([(job.sqr, job.var) for job in jobs])

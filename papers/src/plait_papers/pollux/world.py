@@ -44,7 +44,6 @@ class PolluxArtifact:
         read_setting(policy)
 
     def jobs(self, run: PublishedRun) -> int:
-        """How many jobs the run has."""
         _data(run)
         return len(read_jobs(run.trace, run.jobs))
 

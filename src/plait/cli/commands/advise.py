@@ -88,7 +88,6 @@ class AdviseRequest:
 
 
 def answer(request: AdviseRequest) -> None:
-    """Execute the request."""
     import os
 
     from plait.cli.experiments.cases import read_prices

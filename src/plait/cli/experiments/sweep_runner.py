@@ -28,7 +28,6 @@ from plait.sim.studies.sweep import sweep as run_grid
 
 
 def run_sweep(request: SweepRequest) -> None:
-    """Execute the request."""
     import_from_here()
     grid = make_grid(request)
     grid.check()

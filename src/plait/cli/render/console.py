@@ -170,7 +170,6 @@ class Panels(TyperGroup):
         self.commands = self.lazy  # type: ignore[assignment]
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names of all commands."""
         return list(self.lazy)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

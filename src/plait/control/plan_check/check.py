@@ -260,7 +260,6 @@ def assign(jobs: IntArray, first_job: IntArray, order: IntArray, running_group: 
 
 @kernel
 def unfinished(jobs: IntArray, phase: IntArray) -> IntArray:
-    """The unfinished ones of these jobs."""
     out = np.empty(len(jobs), dtype=np.int64)
     n = 0
     for job in jobs:

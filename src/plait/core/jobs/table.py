@@ -79,9 +79,7 @@ class JobArchive(Protocol):
 
     departures: int
 
-    def spec(self, number: int) -> JobSpec:
-        """The request of a job."""
-        ...
+    def spec(self, number: int) -> JobSpec: ...
 
     #: What parts of policies derive from departed jobs, kept from one decision to the next: a function of departures.
     memo: dict[str, Any]

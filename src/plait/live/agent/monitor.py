@@ -47,7 +47,6 @@ class Nvml:
             return
 
     def gpus(self) -> list[Gpu]:
-        """All GPUs of the machine."""
         if self._nvml is None:
             return []
         found = []

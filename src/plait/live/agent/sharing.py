@@ -390,7 +390,6 @@ class Coordinator:
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:

@@ -56,7 +56,6 @@ class WithSlots:
         return [*self.slots.maintain(service), *self.own.maintain(service)]
 
     def list_nodes(self) -> list[BackendNode]:
-        """The nodes of both."""
         return [*self.own.list_nodes(), *self.slots.list_nodes()]
 
     def expected(self) -> int:

@@ -185,7 +185,6 @@ def plane_statistics(plane: SwitchPlane | ServerPlane, socket: BatchSocket) -> d
 
 
 def job_statistics(plane: SwitchPlane | ServerPlane, member: Member) -> dict[str, Any]:
-    """Counters of one job."""
     traffic = member.traffic
     found = {
         "job": member.job, "name": member.name, "workers": member.n_workers, "greeted": member.greeted,

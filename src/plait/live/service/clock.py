@@ -49,7 +49,6 @@ class Anchor:
             return None
 
     def text(self) -> str:
-        """The anchor as text, for the store."""
         return json.dumps(_CODEC.encode(self))
 
 

@@ -57,7 +57,6 @@ class Stay:
             self.up.append((at_s, math.inf))
 
     def away(self, at_s: float) -> None:
-        """It takes none."""
         if self.up and self.up[-1][1] == math.inf:
             self.up[-1] = (self.up[-1][0], at_s)
 

@@ -23,7 +23,6 @@ class JsonLines(logging.Formatter):
     """Time, level, where, what, and the facts of `extra={"facts": {...}}`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line of JSON."""
         line = {
             "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
             "level": record.levelname.lower(),

@@ -93,7 +93,6 @@ class NotificationChannel:
     named: bool = False
 
     def wants(self, event: str, stored: StoredJob) -> bool:
-        """Whether it sends this event of this job."""
         chosen = channels_of(stored.request)
         if self.name in chosen:
             return event in (chosen[self.name] or self.events)

@@ -216,7 +216,6 @@ class UsageFiles:
         self.folder = home / "usage"
 
     def write_job(self, number: int, data: Mapping[str, Any]) -> None:
-        """Replace the file of a job."""
         self._write(job_name(number), data)
 
     def read_job(self, number: int) -> dict[str, Any] | None:

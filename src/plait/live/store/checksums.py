@@ -43,7 +43,6 @@ class Checksums:
         return zlib.crc32(repr([convert(row.get(name)) for name, convert in self._columns]).encode())
 
     def add(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Rows with their checksums."""
         return [{**row, CRC: self.of(row)} for row in rows]
 
     def problem(self, row: Mapping[Any, Any]) -> str:

@@ -18,6 +18,5 @@ class Replaced(StoreError):
 
 
 def first_line(error: Exception) -> str:
-    """The cause in one line."""
     cause = getattr(error, "orig", None) or error
     return str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__

@@ -302,7 +302,6 @@ def this_process(lease_s: float = LEAD_S) -> str:
 
 
 def lasts_s(holder: str, usual_s: float) -> float:
-    """Seconds that a holder's leases last."""
     try:
         return float(json.loads(holder)["lease_s"])
     except (ValueError, KeyError, TypeError):

@@ -397,7 +397,6 @@ class Store:
         return out
 
     def states(self, numbers: Collection[int]) -> dict[int, str]:
-        """The state of each of these jobs."""
         query = sa.select(schema.jobs.c.number, schema.jobs.c.state)
         return {row.number: row.state for row in self._rows_in(query, schema.jobs.c.number, numbers)}
 

@@ -207,7 +207,6 @@ def refuse_taken_port(port: int | None, host: str | None) -> None:
 
 
 def last_line(log: Path) -> str:
-    """Last line of a service's log."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:

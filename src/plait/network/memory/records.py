@@ -139,7 +139,6 @@ class Lease:
     epoch: int = 0
 
     def region_on(self, switch: str) -> Region | None:
-        """The region on a switch."""
         return dict(zip(self.request.switches, self.regions, strict=True)).get(switch)
 
 

@@ -100,7 +100,6 @@ class PacketResults:
 
     @property
     def worker_packets(self) -> int:
-        """Packets of all workers."""
         return sum(job.packets for job in self.jobs)
 
     @property

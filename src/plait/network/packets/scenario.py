@@ -71,7 +71,6 @@ class PacketJob:
 
     @property
     def served(self) -> bool:
-        """Whether it has a server."""
         return not self.dedicated and not self.collective
 
     @property

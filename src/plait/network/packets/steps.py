@@ -140,7 +140,6 @@ def free_slots(links: Links, fabric: Fabric, j: int, now: int) -> None:
 
 @lean_part
 def at_server(links: Links, servers: Server, row: int, now: int) -> None:
-    """A packet at the server of its job."""
     job = links.jobs[links.packets[row]["job"]]
     job["arrived"] += 1
     if _server_step(servers, links.packets, links.values, row, now // PS):

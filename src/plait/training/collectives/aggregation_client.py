@@ -219,7 +219,6 @@ class Link(NamedTuple):
 
     @classmethod
     def over(cls, socket: BatchSocket, switch: tuple[str, int]) -> Link:
-        """For a socket that is open."""
         return cls(socket, switch, [np.frombuffer(buffer, dtype=np.uint32) for buffer in socket.buffers])
 
     def rows(self, found: Datagrams, segment: int) -> Words | None:

@@ -241,7 +241,6 @@ class EpochLoaders:
 
     @property
     def used(self) -> bool:
-        """True if a loader of this kind was used in this epoch."""
         return bool(self._used)
 
     def begin_epoch(self, epoch: int) -> None:

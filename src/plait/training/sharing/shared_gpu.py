@@ -155,7 +155,6 @@ class SharedGpu:
 
     @property
     def guest(self) -> bool:
-        """Whether the job is a guest."""
         return self.neighbours is not None and self.neighbours.guest
 
     @property

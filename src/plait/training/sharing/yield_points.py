@@ -27,7 +27,6 @@ class YieldPoints:
 
     @property
     def installed(self) -> bool:
-        """True if hooks are installed."""
         return bool(self._hooks)
 
     def install(self, optimizer: Any, models: Iterable[Any]) -> None:
@@ -44,7 +43,6 @@ class YieldPoints:
                 self._hooks.append(block.register_forward_pre_hook(lambda *_: self._reached()))
 
     def remove(self) -> None:
-        """Remove all hooks."""
         while self._hooks:
             self._hooks.pop().remove()
 

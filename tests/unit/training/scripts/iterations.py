@@ -83,7 +83,6 @@ def accumulated():
 
 
 def compiled():
-    """A compiled model."""
     model = torch.compile(net, backend="eager")
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     job = attach(model=model, optimizer=optimizer)

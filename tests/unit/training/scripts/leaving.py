@@ -10,7 +10,6 @@ told = []
 
 
 def leave(*_):
-    """Save what the script wants to save, and leave."""
     print("told", flush=True)
     told.append(1)
     if kind == "exits":

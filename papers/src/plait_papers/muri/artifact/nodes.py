@@ -26,7 +26,6 @@ class Nodes(NamedTuple):
 
     @classmethod
     def joined(cls, parts: list[Nodes]) -> Nodes:
-        """Several lists as one."""
         if len(parts) == 1:
             return parts[0]
         return cls(np.concatenate([p.members for p in parts]), np.concatenate([p.size for p in parts]))

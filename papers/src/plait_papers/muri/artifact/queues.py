@@ -54,7 +54,6 @@ class Queues:
         self._settle()
 
     def leave(self, jobs: IntArray) -> None:
-        """Out of their queues."""
         self.ranked = self.ranked[~np.isin(self.ranked, jobs)]
 
     def demote(self, state: State) -> None:
@@ -97,7 +96,6 @@ class Tiresias(Rule):
         self.queues.arrive(jobs)
 
     def leave(self, state: State, jobs: IntArray) -> None:
-        """Out of their queues."""
         self.queues.leave(jobs)
 
     def advanced(self, state: State) -> None:

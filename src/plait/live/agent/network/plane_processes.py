@@ -37,7 +37,6 @@ class Running:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
         return self.process.alive
 
     def end(self) -> None:
@@ -149,7 +148,6 @@ class PlaneProcesses:
         return all(one is None or one.alive for one in (self._switch, self._server))
 
     def end(self) -> None:
-        """End both."""
         for one in (self._starting, self._switch, self._server):
             if one is not None:
                 one.end()

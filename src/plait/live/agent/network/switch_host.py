@@ -48,7 +48,6 @@ class SwitchHost:
         self._thread = threading.Thread(target=self._guard, name="switch", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:

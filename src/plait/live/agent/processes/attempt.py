@@ -62,7 +62,6 @@ class RankFiles:
 
     @property
     def grant(self) -> Path:
-        """Where the grant is."""
         return self._folder / FILE
 
     def write(self, grant: NetworkGrant) -> None:
@@ -154,7 +153,6 @@ class LocalAttempt:
 
     @property
     def alive(self) -> bool:
-        """Whether it has a process."""
         return self.state in (RUNNING, STOPPING)
 
     @_as_owner

@@ -83,7 +83,6 @@ class SlurmOptions:
 
     @property
     def limits(self) -> Limits:
-        """The limits for the plan."""
         return Limits(self.gpus, self.min_nodes, self.max_nodes, self.idle_s)
 
 

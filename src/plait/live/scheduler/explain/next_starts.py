@@ -53,7 +53,6 @@ class Release:
 
     @property
     def now(self) -> bool:
-        """Whether the policy starts it now."""
         return self.ends == 0 and self.due_s <= CLOCK_S
 
     @property

@@ -299,7 +299,6 @@ class NodeRecord:
 
     @property
     def state(self) -> NodeState:
-        """In one word."""
         if self.lost:
             return "left" if self.leaving else "lost"
         if self.suspect:

@@ -37,7 +37,6 @@ class GroupBook:
 
     @property
     def guests(self) -> set[int]:
-        """Jobs that are guests."""
         return {job for job, group in self.by_job.items() if group.guest}
 
     def group_of(self, attempt: Attempt) -> GroupInfo | None:
@@ -95,7 +94,6 @@ class GroupBook:
         return GroupInfo(f"g{self.made}", gate, QUANTUM_S, mates, guest=group.guest)
 
     def to_json(self) -> dict[str, Any]:
-        """All groups as JSON, for a snapshot."""
         places = {group.id: (self.of_job[job], group) for job, group in self.by_job.items()}
         groups = [[list(gpus), *_WRITE(group)] for gpus, group in places.values()]
         return {"made": self.made, "groups": groups}

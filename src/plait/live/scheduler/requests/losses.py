@@ -54,7 +54,6 @@ class Loss:
         return f"{job_name(self.job)} would lose {steps}{work}{end}"
 
     def shown(self) -> JobLoss:
-        """The loss with its sentence."""
         return JobLoss(**asdict(self), id=job_name(self.job), gpu_s=self.gpu_s, text=str(self))
 
 
@@ -93,7 +92,6 @@ def losses(ctx: Context, jobs: Iterable[JobRecord]) -> list[Loss]:
 
 
 def on_node(ctx: Context, node: str) -> list[JobRecord]:
-    """The jobs that have a process on a node."""
     jobs = (ctx.state.jobs[number] for number in sorted(ctx.state.live))
     return [job for job in jobs if job.live and any(r.node == node and not r.ended for r in job.live.ranks)]
 
