@@ -17,12 +17,11 @@ import pytest
 
 from plait.core.errors import InputError
 from plait.live.dataplane.control import SwitchControl
-from plait.live.dataplane.control_socket import ControlSocket
 from plait.live.dataplane.faults import DIRECTIONS, HELD_NS, TO_SWITCH, TO_WORKER, Fault, Faults
 from plait.live.dataplane.members import Members
 from plait.live.dataplane.operations import Operations
 from plait.live.dataplane.packet_rows import PacketRows
-from plait.live.dataplane.process import resolve
+from plait.live.dataplane.process import ControlSocket, resolve
 from plait.live.dataplane.server_plane import ServerPlane
 from plait.live.dataplane.switch_plane import SwitchPlane
 from plait.network.protocol import header

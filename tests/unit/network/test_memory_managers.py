@@ -14,10 +14,9 @@ from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.network.memory.catalog import MANAGERS, OF_PROTOCOL, make_manager
 from plait.network.memory.inalloc import ACTIONS, Inalloc
-from plait.network.memory.manager import Manager
+from plait.network.memory.manager import Manager, first_fit, remainder
 from plait.network.memory.partition import EqualPartition
 from plait.network.memory.records import Answer, Memory, Region, Request, SwitchMemory
-from plait.network.memory.regions import first_fit, remainder
 from plait.network.memory.shared import Esa, Shared
 from plait.network.protocol.addressing import Index
 from plait.network.protocol.options import PRESETS

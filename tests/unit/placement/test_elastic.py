@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from plait.core.errors import InputError
 from plait.placement import elastic
-from plait.placement.elastic import PlacedSizes, place_sizes
-from plait.placement.elastic_kernels import place_undisturbed
+from plait.placement.elastic import PlacedSizes, place_sizes, place_undisturbed
 from sampling import examples
 
 

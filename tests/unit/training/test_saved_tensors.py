@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from plait.training.sharing.saved_tensors import LEAST_BYTES, SavedTensors  # noqa: E402
-from plait.training.sharing.yield_points import PIECES, YieldPoints, blocks, divided  # noqa: E402
+from plait.training.sharing.shared_gpu import PIECES, YieldPoints, blocks, divided  # noqa: E402
 
 
 @pytest.fixture

@@ -20,8 +20,7 @@ from plait.sharing.directive import Action, Directive, Reached, SpillReason
 from plait.training.sharing import first_step, host_pool
 from plait.training.sharing.device_memory import BUDGET_STEPS, CudaMemory, MemoryLimit, MemoryUse
 from plait.training.sharing.host_pool import HostPool, HostPoolError, arena_bytes, build_allocator
-from plait.training.sharing.shared_gpu import SharedGpu, StepReports
-from plait.training.sharing.yield_points import GraphReplays
+from plait.training.sharing.shared_gpu import GraphReplays, SharedGpu, StepReports
 from plait.training.stages import Stages
 
 GIB = 1 << 30

@@ -9,14 +9,38 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from plait.core.errors import InputError, SimulationError
 from plait.network.memory.records import Answer, Grant, Lease, Memory, Region, Request, Target
-from plait.network.memory.regions import first_fit, remainder
 from plait.network.protocol.addressing import Index
+
+# Regions of aggregators in the memory of one switch: first fit, contiguous. Our design.
+
+
+def first_fit(taken: Iterable[Region], capacity: int, size: int) -> int | None:
+    """The lowest offset at which `size` aggregators below `capacity` are in none of these regions; None without one.
+
+    >>> from plait.network.protocol.addressing import Index
+    >>> first_fit([Region(0, 4, Index.DEDICATED, 0, True), Region(6, 2, Index.DEDICATED, 0, True)], 12, 3)
+    8
+    """
+    at = 0
+    for region in sorted(taken, key=lambda one: one.offset):
+        if region.offset - at >= size:
+            return at
+        at = max(at, region.end)
+    return at if capacity - at >= size else None
+
+
+def remainder(exclusive: Iterable[Region], capacity: int, most: int) -> tuple[int, int]:
+    """Offset and size of what is left for all others behind regions of one job each: at most the last `most`."""
+    start = max((region.end for region in exclusive), default=0)
+    start = max(start, capacity - most)
+    return start, max(capacity - start, 0)
+
 
 _UNDECIDED = Target(None)
 
