@@ -6,6 +6,7 @@ few jobs neither compiles nor reads machine code that it would hardly use.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
@@ -24,18 +25,31 @@ COMPILE_CPU_S = 2
 _asked: dict[Callable[..., object], float] = {}
 _loaded: set[Callable[..., object]] = set()  # asking the compiler takes longer than a small problem
 _nothing = nullcontext()
+_ahead = threading.local()
+
+
+@contextmanager
+def ahead() -> Iterator[None]:
+    """Compile each kernel that this thread asks for in the block and that is not on disk, however small the problem."""
+    _ahead.on = True
+    try:
+        yield
+    finally:
+        _ahead.on = False
 
 
 def compiled(kernel: Callable[..., object], work: float) -> bool:
     """Whether to call `kernel` compiled for a piece of `work`: tenths of a millisecond that plain Python takes for it.
 
     True as soon as its machine code is in memory, or the work since the process began makes it worth while to compile
-    it, or to read it where it is on disk; never without a compiler.
+    it, or to read it where it is on disk; never without a compiler. `ahead` does not wait for work.
     """
     if kernel in _loaded:
         return True
     if not hasattr(kernel, "py_func"):
         return False
+    if getattr(_ahead, "on", False):
+        return not has_machine_code(kernel)
     asked = _asked[kernel] = _asked.get(kernel, 0) + work
     return asked >= PATIENCE or (asked >= READING and has_machine_code(kernel))
 

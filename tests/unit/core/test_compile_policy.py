@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from plait.core import compile_policy
-from plait.core.compile_policy import PATIENCE, READING, compiled, run
+from plait.core.compile_policy import PATIENCE, READING, ahead, compiled, run
 from plait.core.jit import HAVE_NUMBA, kernel
 
 PROGRAM = """
@@ -70,3 +71,22 @@ def test_the_work_of_each_kernel_counts_by_itself(monkeypatch):
     assert run(another, 3) == 3
     assert compiled(another, 0)
     assert not compiled(one_more, READING)
+
+
+@pytest.mark.skipif(not HAVE_NUMBA or not hasattr(one_more, "py_func"), reason="needs the compiler")
+def test_ahead_of_time_a_thread_compiles_what_is_not_on_disk_and_others_do_not_wait(monkeypatch):
+    on_disk: list[object] = []
+    monkeypatch.setattr(compile_policy, "_asked", {})
+    monkeypatch.setattr(compile_policy, "_loaded", set())
+    monkeypatch.setattr(compile_policy, "has_machine_code", lambda kernel: kernel in on_disk)
+    elsewhere = []
+    with ahead():
+        assert compiled(one_more, 0)
+        other = threading.Thread(target=lambda: elsewhere.append(compiled(one_more, 0)))
+        other.start()
+        other.join()
+        on_disk.append(one_more)
+        assert not compiled(one_more, 0)
+    assert elsewhere == [False]
+    on_disk.clear()
+    assert not compiled(one_more, 0)

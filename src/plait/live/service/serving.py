@@ -23,7 +23,7 @@ from plait.live.layout import Layout
 from plait.live.service.http.gateway import Gateway
 from plait.live.service.leadership import Leadership, open_leadership
 from plait.live.service.options import ServiceOptions
-from plait.live.service.warmup import get_ready, warm_up
+from plait.live.service.warmup import compile_rest, get_ready, warm_up
 from plait.live.store.errors import StoreError
 from plait.live.tls import certificates
 
@@ -181,6 +181,7 @@ class Service:
         except Exception:  # then it is made ready when it decides
             _LOG.info("the policy is not made ready yet", exc_info=True)
         self.gateway.prepared = True
+        compile_rest(policy)
 
     # -- leading --------------------------------------------------------------------------------------
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from plait.core.compile_policy import ahead
+
 if TYPE_CHECKING:
+    from plait.core.policy import Policy
     from plait.live.scheduler.engine import Engine
     from plait.live.service.worker import Worker
 
@@ -13,7 +16,7 @@ _LOG = logging.getLogger("plait.service")
 
 
 def get_ready(worker: Worker, policy: str) -> None:
-    """Warm up, and let the engine decide from then on."""
+    """Warm up, let the engine decide from then on, and compile what only long queues need."""
     try:
         warm_up(policy)
     except Exception:  # the first decision will fail in the same way, and the status will show it
@@ -23,10 +26,31 @@ def get_ready(worker: Worker, policy: str) -> None:
         engine.ready = True
 
     worker.submit(ready)
+    compile_rest(policy)
+
+
+def compile_rest(policy: str) -> None:
+    """Compile kernels that a decision about a long queue would wait for, once a machine; until then they run plain.
+
+    What is on disk is left there: reading it takes no longer than a decision.
+    """
+    try:
+        with ahead():
+            _decide(policy)
+    except Exception:  # the policy, as it does when it decides; or the compiler: then all stays plain
+        _LOG.info("the policy is not compiled ahead", exc_info=True)
 
 
 def warm_up(policy: str) -> None:
-    """Let a policy decide about two jobs on one GPU, or on two nodes, so that all it needs is loaded, or compiled."""
+    """Let a policy decide, so that all it needs is loaded, or compiled."""
+    from plait.policies.sizing.rounds import InRounds
+
+    if isinstance(_decide(policy), InRounds):
+        _warm_up_fit()
+
+
+def _decide(policy: str) -> Policy:
+    """Let a policy decide about two jobs on one GPU, or on two nodes; returns it."""
     from plait.control.controller import Controller
     from plait.control.messages import JobSubmitted, ReplanDue
     from plait.core.cluster import Cluster
@@ -35,19 +59,17 @@ def warm_up(policy: str) -> None:
     from plait.core.resources import StageProfile
     from plait.live.scheduler.live_policy import made
     from plait.network.topology.read import networked
-    from plait.policies.sizing.rounds import InRounds
 
     chosen = made(policy)
     granting = has_grants(chosen)
     cluster = networked(Cluster.of(2, 1), "single-switch:aggregators=64") if granting else Cluster.of(1, 1)
     controller = Controller(chosen, cluster)
     stages = (StageProfile.of(cpu=0.2, gpu=0.1), StageProfile.of(cpu=0.1, gpu=0.2))
-    if isinstance(controller.policy, InRounds):
-        _warm_up_fit()
     gpus = 2 if granting else 1
     specs = [JobSpec(id=f"warm-{i}", gpus=gpus, iterations=10, profile=stage) for i, stage in enumerate(stages)]
     controller.handle(JobSubmitted(0.0, 0, JobBatch.of(specs)))
     controller.handle(ReplanDue(0.0))
+    return controller.policy
 
 
 def _warm_up_fit() -> None:

@@ -310,7 +310,7 @@ def _try_out(policy: str, modules: Collection[str], folder: Path, network: bool)
 
     Raises `InputError` for a policy that does not exist, that may not be named over HTTP, or with unknown options.
     """
-    from plait.live.service.warmup import warm_up
+    from plait.live.service.warmup import compile_rest, warm_up
 
     try:
         check_named(policy, modules, folder)
@@ -323,6 +323,7 @@ def _try_out(policy: str, modules: Collection[str], folder: Path, network: bool)
         warm_up(policy)
     except Exception:  # on a cluster of its own; the status will show how it does on the real one
         _LOG.warning("policy %s failed on an empty cluster", policy, exc_info=True)
+    compile_rest(policy)
 
 
 def _policy(engine: Engine, now_s: float) -> PolicyAnswer:
