@@ -6,9 +6,9 @@ few jobs neither compiles nor reads machine code that it would hardly use.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache, partial
 from typing import ParamSpec, TypeVar
 
@@ -25,17 +25,17 @@ COMPILE_CPU_S = 2
 _asked: dict[Callable[..., object], float] = {}
 _loaded: set[Callable[..., object]] = set()  # asking the compiler takes longer than a small problem
 _nothing = nullcontext()
-_ahead = threading.local()
+_ahead = ContextVar("ahead", default=False)  # each thread has its own
 
 
 @contextmanager
 def ahead() -> Iterator[None]:
     """Compile each kernel that this thread asks for in the block and that is not on disk, however small the problem."""
-    _ahead.on = True
+    before = _ahead.set(True)
     try:
         yield
     finally:
-        _ahead.on = False
+        _ahead.reset(before)
 
 
 def compiled(kernel: Callable[..., object], work: float) -> bool:
@@ -48,7 +48,7 @@ def compiled(kernel: Callable[..., object], work: float) -> bool:
         return True
     if not hasattr(kernel, "py_func"):
         return False
-    if getattr(_ahead, "on", False):
+    if _ahead.get():
         return not has_machine_code(kernel)
     asked = _asked[kernel] = _asked.get(kernel, 0) + work
     return asked >= PATIENCE or (asked >= READING and has_machine_code(kernel))
