@@ -28,7 +28,7 @@ from plait.traces.load import load_jobs
 from plait.traces.synthetic import generate, target_load
 from plait.traces.table import TraceTable
 from plait_papers.evaluation import Ended, Evaluation, Outcome, file_hash, publish
-from plait_papers.pages import Section, render
+from plait_papers.pages import PaperSection, render
 from plait_papers.requests import EverythingRequest
 
 #: The policy that is judged, by what it knows.
@@ -353,11 +353,11 @@ def tables(outcome: EverythingOutcome) -> Iterator[Table]:
         yield section.table()
 
 
-def _sections(outcome: EverythingOutcome) -> Iterator[Section]:
+def _sections(outcome: EverythingOutcome) -> Iterator[PaperSection]:
     by_row = [cells(row) for row in outcome.rows]
-    yield Section.of("rows", "plait against the best of the others that know as much", LEAD, HEAD, 3, by_row)
-    yield Section.of("means", "Mean over rows", "", MEANS_HEAD, 2, list(means(outcome)))
-    yield Section.of("policies", "All policies, over the best of each row", "", POLICY_HEAD, 2, by_policy(outcome))
+    yield PaperSection.of("rows", "plait against the best of the others that know as much", LEAD, HEAD, 3, by_row)
+    yield PaperSection.of("means", "Mean over rows", "", MEANS_HEAD, 2, list(means(outcome)))
+    yield PaperSection.of("policies", "All policies, over the best of each row", "", POLICY_HEAD, 2, by_policy(outcome))
 
 
 LEAD = "Means over seeds; seeds: plait's mean over the other's on the best and on the worst seed."

@@ -15,7 +15,7 @@ from plait_papers.evaluation import Outcome
 
 
 @dataclass(frozen=True)
-class Section:
+class PaperSection:
     """Charts, `across` of them in a row, then a table whose first `texts` columns are text."""
 
     id: str
@@ -32,7 +32,7 @@ class Section:
     def of(
         cls, key: str, title: str, lead: str, head: Sequence[str], texts: int, rows: Iterable[Sequence[str]],
         charts: Sequence[Markup] = (), across: int = 2,
-    ) -> Section:  # fmt: skip
+    ) -> PaperSection:  # fmt: skip
         """A section of these rows of cells; the first with another first cell begins a block."""
         found = cls(key, title.partition(":")[0], title, lead, charts, head, texts, across=across)
         for cells in rows:

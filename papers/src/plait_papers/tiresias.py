@@ -28,7 +28,7 @@ from plait.traces.formats.registry import read_trace
 from plait.traces.load import load_jobs
 from plait.traces.synthetic import target_load
 from plait_papers.evaluation import Ended, Evaluation, Outcome, file_hash, publish
-from plait_papers.pages import Section, render
+from plait_papers.pages import PaperSection, render
 from plait_papers.requests import TiresiasRequest
 
 #: Stand-ins: name -> file in the data folder, its format, the cluster.
@@ -234,16 +234,16 @@ TITLES = {
 }  # fmt: skip
 
 
-def sections(outcome: TiresiasOutcome) -> Iterator[Section]:
+def sections(outcome: TiresiasOutcome) -> Iterator[PaperSection]:
     """The tables, one a section that ran, then what starts cost by model."""
     hours = ("mean JCT, h", "p50", "p99", "wait, h")
     head = ("", "row", *hours, "GPUs held", "restarts", "mean JCT over first", "published")
     for key, (title, lead) in TITLES.items():
         rows = [row for row in outcome.rows if row.section == key]
         if rows:
-            yield Section.of(key, title, lead, head, 2, [_cells(row) for row in rows])
+            yield PaperSection.of(key, title, lead, head, 2, [_cells(row) for row in rows])
     if outcome.models:
-        yield Section.of(
+        yield PaperSection.of(
             "models", f"Models: what restarts cost under {OURS}",
             f"On {STUDIED}: seconds from a start to the first iteration, from the table that ships with plait. Of live "
             "jobs it is measured (`plait explain`).",

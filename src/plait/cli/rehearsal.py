@@ -23,7 +23,7 @@ from plait.live.agent.processes.launch import environment, prepare
 from plait.live.layout import Layout, make_private
 from plait.live.protocol.wire import GroupInfo, Run
 from plait.live.system import procs
-from plait.training.rehearsal import Order, restored, trace_of
+from plait.training.rehearsal import RehearsalOrder, restored, trace_of
 from plait.training.stopping import PREEMPTED
 
 Step = dict[str, Any]
@@ -87,7 +87,7 @@ NOISE = 4.0
 
 
 @dataclass(frozen=True)
-class Difference:
+class StepDifference:
     """`step` of a run differs from that of the undisturbed run in `kind`: `expected` there, `got` here."""
 
     step: int
@@ -97,7 +97,7 @@ class Difference:
 
 
 @dataclass
-class Noise:
+class LossNoise:
     """How two undisturbed runs differ: the kinds, the names of state, and the largest relative differences."""
 
     kinds: set[str] = field(default_factory=set)
@@ -108,7 +108,7 @@ class Noise:
     first: int | None = None
 
     @classmethod
-    def between(cls, one: Trace, other: Trace) -> Noise:
+    def between(cls, one: Trace, other: Trace) -> LossNoise:
         """From two undisturbed runs."""
         noise = cls()
         for number in sorted(one.steps.keys() & other.steps.keys()):
@@ -127,20 +127,20 @@ class Noise:
         return noise
 
 
-def first_difference(expected: Trace, got: Trace, noise: Noise) -> Difference | None:
+def first_difference(expected: Trace, got: Trace, noise: LossNoise) -> StepDifference | None:
     """The first step of `got` that differs from `expected` by more than `noise`; None if none does."""
     for number in range(1, max(expected.length, got.length) + 1):
         a, b = expected.steps.get(number), got.steps.get(number)
         if a is None or b is None:
             if "length" in noise.kinds:
                 return None
-            return Difference(number, "length", f"{expected.length} steps", f"{got.length} steps")
+            return StepDifference(number, "length", f"{expected.length} steps", f"{got.length} steps")
         for kind, left, right in _differences(a, b, noise):
-            return Difference(number, kind, left, right)
+            return StepDifference(number, kind, left, right)
     ends = expected.last.get("state"), got.last.get("state")
     if all(ends) and expected.finished and got.finished:
         for name in sorted(differing(*ends) - noise.names):
-            return Difference(expected.length, "state", f"{name} at the end", "another")
+            return StepDifference(expected.length, "state", f"{name} at the end", "another")
     return None
 
 
@@ -150,7 +150,7 @@ def differing(a: dict[str, Any] | None, b: dict[str, Any] | None) -> set[str]:
     return {name for name in left.keys() & right.keys() if _mark(left[name]) != _mark(right[name])}
 
 
-def _differences(a: Step, b: Step, noise: Noise) -> Iterator[tuple[str, str, str]]:
+def _differences(a: Step, b: Step, noise: LossNoise) -> Iterator[tuple[str, str, str]]:
     """(kind, expected, got) of a step, in the order of `KINDS`."""
     if "batches" not in noise.kinds and a.get("batches") != b.get("batches"):
         yield "batches", batches(a), batches(b)
@@ -203,7 +203,7 @@ MOST = 6
 BUFFER = "a buffer with persistent=False"
 
 
-def causes(expected: Trace, got: Trace, difference: Difference, noise: Noise, script: str) -> list[str]:
+def causes(expected: Trace, got: Trace, difference: StepDifference, noise: LossNoise, script: str) -> list[str]:
     """Likely causes, the most likely first; at least one. `script`: its source, "" if unknown."""
     place = max((at for at in got.resumed if at < difference.step), default=None)
     if place is None:
@@ -224,7 +224,7 @@ def causes(expected: Trace, got: Trace, difference: Difference, noise: Noise, sc
     return found or [_from_kind(difference)]
 
 
-def suspects(expected: Trace, got: Trace, noise: Noise, script: str) -> list[str]:
+def suspects(expected: Trace, got: Trace, noise: LossNoise, script: str) -> list[str]:
     """Sentences on variables that differ after a resume, whether or not that changed the training."""
     found: list[str] = []
     for at in got.resumed:
@@ -271,7 +271,7 @@ def _from_buffers(a: Step, b: Step) -> list[str]:
     return [text + "; make it persistent, or register it: job.register_state(name=buffer)"]
 
 
-def _from_variables(a: Step, b: Step, noise: Noise, script: str) -> list[str]:
+def _from_variables(a: Step, b: Step, noise: LossNoise, script: str) -> list[str]:
     """Differences of variables at the first step after the resume, and of the counters of `enumerate` after it."""
     found = []
     counted = counters_of(script) & differing(a.get("after"), b.get("after")) - noise.variables
@@ -293,7 +293,7 @@ def _from_variables(a: Step, b: Step, noise: Noise, script: str) -> list[str]:
     return found
 
 
-def _from_batches(expected: Trace, got: Trace, difference: Difference) -> str:
+def _from_batches(expected: Trace, got: Trace, difference: StepDifference) -> str:
     ours = expected.steps[difference.step].get("batches") or []
     theirs = got.steps[difference.step].get("batches") or []
     for (name, number, length, _), (other, now, _, _) in zip(ours, theirs, strict=False):
@@ -311,7 +311,7 @@ def _from_batches(expected: Trace, got: Trace, difference: Difference) -> str:
     )
 
 
-def _from_kind(difference: Difference) -> str:
+def _from_kind(difference: StepDifference) -> str:
     return {
         "streams": "random numbers: the streams are at another place after the resume, so something draws more or "
         "fewer numbers in a process that resumes",
@@ -437,7 +437,7 @@ class Rehearsal:
         """
         layout = Layout((folder / "home").resolve())
         epoch = next_attempt(layout)
-        order = Order(str(folder.resolve()), stop_at, end_at).write(folder / "order.json")
+        order = RehearsalOrder(str(folder.resolve()), stop_at, end_at).write(folder / "order.json")
         port = _free_port() if self.ranks > 1 else 0
         logs = [folder / f"log-{epoch}-{rank}.txt" for rank in range(self.ranks)]
         children: list[subprocess.Popen[bytes]] = []
@@ -531,7 +531,7 @@ class Verdict:
     finished: bool
     stops: list[int]
     problem: str = ""
-    difference: Difference | None = None
+    difference: StepDifference | None = None
     causes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     noise_from: int | None = None
@@ -578,11 +578,11 @@ def rehearse(
     if (failure := _failure(stopped, places)) is not None:
         verdict.problem, verdict.causes = failure[0], [failure[1]]
     else:
-        _compare(verdict, plain, stopped, Noise(), script)
+        _compare(verdict, plain, stopped, LossNoise(), script)
         if verdict.problem or verdict.notes:
             report("training undisturbed again: are two such runs alike?")
             again = checked(rehearsal.run("again", (), steps))
-            noises = [Noise.between(a, b) for a, b in zip(plain.traces, again.traces, strict=True)]
+            noises = [LossNoise.between(a, b) for a, b in zip(plain.traces, again.traces, strict=True)]
             verdict.noise_from = min((n.first for n in noises if n.first is not None), default=None)
             _compare(verdict, plain, stopped, noises[0], script, noises)
     verdict.put_back = sorted(rehearsal.written)
@@ -690,7 +690,12 @@ def _failure(run: ScriptRun, places: list[int]) -> tuple[str, str] | None:
 
 
 def _compare(
-    verdict: Verdict, plain: ScriptRun, stopped: ScriptRun, noise: Noise, script: str, noises: list[Noise] | None = None
+    verdict: Verdict,
+    plain: ScriptRun,
+    stopped: ScriptRun,
+    noise: LossNoise,
+    script: str,
+    noises: list[LossNoise] | None = None,
 ) -> None:
     """Put the first difference of any rank, with its causes, into the verdict."""
     verdict.problem, verdict.difference, verdict.causes = "", None, []
@@ -707,7 +712,7 @@ def _compare(
         verdict.notes = [text for text in verdict.notes if text not in verdict.causes]
 
 
-def _words(difference: Difference) -> str:
+def _words(difference: StepDifference) -> str:
     expected, got = difference.expected, difference.got
     return {
         "batches": f"it trains on {got}, undisturbed on {expected}"

@@ -83,7 +83,7 @@ def hue(job: str) -> int:
 
 
 @dataclass(frozen=True)
-class Reason:
+class CountedReason:
     """Why some jobs wait: the words of one, how many have the same but for numbers, and the oldest of them."""
 
     text: str
@@ -91,7 +91,7 @@ class Reason:
     jobs: tuple[str, ...] = ()
 
 
-def reasons(jobs: Iterable[Mapping[str, Any]]) -> list[Reason]:
+def reasons(jobs: Iterable[Mapping[str, Any]]) -> list[CountedReason]:
     """Why jobs wait, most frequent first; jobs with the same reason but for numbers are one.
 
     >>> words = {3: "needs 4 GPUs, 1 is free", 2: "needs 2 GPUs, 1 is free"}
@@ -109,7 +109,7 @@ def reasons(jobs: Iterable[Mapping[str, Any]]) -> list[Reason]:
     found = []
     for some in sorted(alike.values(), key=len, reverse=True):
         oldest = sorted(some)[:3]
-        found.append(Reason(oldest[0][1], len(some), tuple(f"j-{job}" for job, _ in oldest)))
+        found.append(CountedReason(oldest[0][1], len(some), tuple(f"j-{job}" for job, _ in oldest)))
     return found
 
 

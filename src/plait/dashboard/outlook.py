@@ -19,7 +19,7 @@ KEPT_S, WAIT_S, ROWS = 30.0, 1.0, 12
 
 
 @dataclass(frozen=True)
-class Outlook:
+class PageOutlook:
     """A forecast: `jobs` by number, each {start, end} of [early, middle, late] seconds after `now_s`; or why none."""
 
     now_s: float = 0.0
@@ -27,10 +27,10 @@ class Outlook:
     empty: list[float | None] | None = None
     missing: str = ""
 
-    def at(self, now_s: float) -> Outlook:
+    def at(self, now_s: float) -> PageOutlook:
         """The same forecast at a later moment: all times count from then.
 
-        >>> found = Outlook(10.0, {"1": {"start": None, "end": [5.0, 20.0, None]}}, [30.0, 40.0, None]).at(20.0)
+        >>> found = PageOutlook(10.0, {"1": {"start": None, "end": [5.0, 20.0, None]}}, [30.0, 40.0, None]).at(20.0)
         >>> found.jobs["1"]["end"], found.empty
         ([0.0, 10.0, None], [20.0, 30.0, None])
         """
@@ -46,10 +46,10 @@ class Outlook:
         return self.jobs.get(str(job))
 
 
-async def outlook(viewer: Viewer, status: Mapping[str, Any], rows: Sequence[int]) -> Outlook | None:
+async def outlook(viewer: Viewer, status: Mapping[str, Any], rows: Sequence[int]) -> PageOutlook | None:
     """The forecast of the queue and of the jobs with these numbers; None if it takes longer than a page waits."""
     if not sum(n for state, n in status["jobs"].items() if state not in ("finished", "failed", "cancelled")):
-        return Outlook(missing="no job waits or runs")
+        return PageOutlook(missing="no job waits or runs")
     now_s, jobs = float(status["now_s"]), sorted(rows)[:ROWS]
 
     async def end_of(job: int) -> tuple[str, Mapping[str, Any]] | None:
@@ -59,9 +59,9 @@ async def outlook(viewer: Viewer, status: Mapping[str, Any], rows: Sequence[int]
             return None
         return (str(job), {name: _three(soon.get(name)) for name in ("start", "end")}) if soon else None
 
-    async def make() -> Outlook:
+    async def make() -> PageOutlook:
         whole, ends = await asyncio.gather(_whole(viewer, status), asyncio.gather(*map(end_of, jobs)))
-        made: Outlook = replace(whole, jobs=dict(one for one in ends if one))
+        made: PageOutlook = replace(whole, jobs=dict(one for one in ends if one))
         return made
 
     key = ("long", "outlook", viewer.session.role, viewer.session.user, *jobs)
@@ -70,7 +70,7 @@ async def outlook(viewer: Viewer, status: Mapping[str, Any], rows: Sequence[int]
     await asyncio.wait({work}, timeout=WAIT_S)
     if not work.done() or work.exception():
         return None
-    made: Outlook = work.result()
+    made: PageOutlook = work.result()
     return made.at(now_s)
 
 
@@ -79,15 +79,15 @@ def _three(times: Mapping[str, Any] | None) -> list[float | None] | None:
     return None if times is None else [times["wide_s"][0], times["middle_s"], times["wide_s"][1]]
 
 
-async def _whole(viewer: Viewer, status: Mapping[str, Any]) -> Outlook:
+async def _whole(viewer: Viewer, status: Mapping[str, Any]) -> PageOutlook:
     """When the queue will be empty, as what-if knows it under the present policy; of no single job."""
     now_s = float(status["now_s"])
     try:
         found = await viewer.api.ask("POST", "/v1/what-if/queue", body={"policy": str(status["policy"])})
     except Refused as error:
-        return Outlook(now_s, missing=str(error))
+        return PageOutlook(now_s, missing=str(error))
     hours = (found["totals"]["empty_hours"] or {}).get("now")
     if hours is None:
-        return Outlook(now_s, missing="no forecast")
+        return PageOutlook(now_s, missing="no forecast")
     early, _, middle, _, late = (None if h is None else 3600 * h for h in hours)
-    return Outlook(now_s, empty=[early, middle, late])
+    return PageOutlook(now_s, empty=[early, middle, late])

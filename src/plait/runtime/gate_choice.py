@@ -129,7 +129,7 @@ LEAST_GAIN = 1.05
 
 
 @dataclass(frozen=True)
-class Choice:
+class GateChoice:
     """The chosen gate of a group, and its predicted times.
 
     `gate` is none, tokens or barrier; `exclusive`: sharing is not worth it, run the jobs one after the other. `turns`
@@ -161,7 +161,7 @@ def segments_s(row: Sequence[float]) -> tuple[float, float]:
     return row[Resource.STORAGE] + row[Resource.CPU], row[Resource.GPU] + row[Resource.NETWORK]
 
 
-def choose_gate(stage_s: Sequence[Sequence[float]], iteration_s: Sequence[float] | None = None) -> Choice:
+def choose_gate(stage_s: Sequence[Sequence[float]], iteration_s: Sequence[float] | None = None) -> GateChoice:
     """The gate for jobs with stage times `stage_s`: seconds, one row per job, in `Resource` order.
 
     `iteration_s`: seconds of an iteration alone, by default the longer of loading and training. Raises `InputError` for
@@ -190,8 +190,8 @@ def choose_gate(stage_s: Sequence[Sequence[float]], iteration_s: Sequence[float]
     elif gain < LEAST_GAIN:
         against = f"together only {gain:.2f} times as fast as one after the other"
     else:
-        return Choice(gate, False, turns, iterations, gain, barrier_s, bound_s, reason)
-    return Choice("none", True, turns, alone, 1.0, barrier_s, bound_s, against)
+        return GateChoice(gate, False, turns, iterations, gain, barrier_s, bound_s, reason)
+    return GateChoice("none", True, turns, alone, 1.0, barrier_s, bound_s, against)
 
 
 def paces(

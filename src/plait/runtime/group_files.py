@@ -211,7 +211,7 @@ def _checked(group: Group) -> Group:
 
 
 @dataclass(frozen=True)
-class Places:
+class QueuePlaces:
     """Offsets of the words of a group's page, from its members and capacities."""
 
     members: int
@@ -228,7 +228,7 @@ class Places:
     words: int
 
     @classmethod
-    def of(cls, group: Group) -> Places:
+    def of(cls, group: Group) -> QueuePlaces:
         members, world_size = len(group.members), max(m.world_size for m in group.members)
         rows = max(64, 8 * sum(m.world_size for m in group.members))
         slots, at = [], HEAD
@@ -277,7 +277,7 @@ def make_group(
         made = folder / f".{group.files.name}.{os.getpid()}"
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir(mode=0o700)
-        words = Places.of(group).words
+        words = QueuePlaces.of(group).words
         head = MAGIC + struct.pack("<5q", LAYOUT, version, len(own), max(m.world_size for m in own), 0)
         (made / "page.bin").write_bytes(head.ljust(words * WORD, b"\0"))
         made.rename(group.files)
@@ -373,7 +373,7 @@ class GroupPage:
 
     def __init__(self, group: Group) -> None:
         """Map it; raises `GroupError` if it does not exist or belongs to another plan."""
-        self.group, self.at = group, Places.of(group)
+        self.group, self.at = group, QueuePlaces.of(group)
         try:
             fd = os.open(group.files / "page.bin", os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:

@@ -37,7 +37,7 @@ MET_DECAY = 0.99
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenSteps:
     """The last step of a job that was processed (-1: none), and its quanta of late.
 
     quantum_s     the longest, in seconds
@@ -68,7 +68,7 @@ class State:
     guaranteed: str | None = None
     share: ShareState = field(default_factory=ShareState)
     memory: MemoryState = field(default_factory=MemoryState)
-    seen: Mapping[str, Seen] = field(default_factory=dict)
+    seen: Mapping[str, SeenSteps] = field(default_factory=dict)
     shares: Mapping[str, float] = field(default_factory=dict)
     share_number: int = 0
 
@@ -168,11 +168,11 @@ def _acknowledged(number: int, running: Sequence[str], device: Device) -> bool |
     return all(one is not None and one >= number for one in known)
 
 
-def _fresh(seen: Seen | None, steps: Sequence[StepStats]) -> Sequence[StepStats]:
+def _fresh(seen: SeenSteps | None, steps: Sequence[StepStats]) -> Sequence[StepStats]:
     return steps if seen is None else [step for step in steps if step.step > seen.step]
 
 
-def _seen(before: Seen | None, steps: Sequence[StepStats], job: Sharer) -> Seen:
+def _seen(before: SeenSteps | None, steps: Sequence[StepStats], job: Sharer) -> SeenSteps:
     """The last step of a job, and its quanta of late: each step makes those before it count less.
 
     The first one counts only until the second has ended: on an H100 its longest quantum took 157 ms, later ones 3 ms.
@@ -185,4 +185,4 @@ def _seen(before: Seen | None, steps: Sequence[StepStats], job: Sharer) -> Seen:
         if number >= 0:
             sum_s, sum_s2 = MET_DECAY * sum_s + step.quantum_s, MET_DECAY * sum_s2 + step.quantum_s**2
         number = step.step
-    return Seen(number, max(quantum_s, job.quantum_s), sum_s, sum_s2)
+    return SeenSteps(number, max(quantum_s, job.quantum_s), sum_s, sum_s2)

@@ -1,6 +1,6 @@
 """Recording of a rehearsed training run: what each step computed, and which files the script wrote.
 
-`plait rehearse` starts a script several times, with `PLAIT_REHEARSAL` naming a file of `Order`.
+`plait rehearse` starts a script several times, with `PLAIT_REHEARSAL` naming a file of `RehearsalOrder`.
 Start at `Recorder`.
 """
 
@@ -37,7 +37,7 @@ VARIABLE = "PLAIT_REHEARSAL"
 
 
 @dataclass(frozen=True)
-class Order:
+class RehearsalOrder:
     """What a process records, and where it stops.
 
     `folder` receives `trace-RANK.jsonl` and the copies of files that the script overwrites. After step `stop_at`
@@ -53,7 +53,7 @@ class Order:
         return {VARIABLE: str(path)}
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Order | None:
+    def of(cls, environ: Mapping[str, str]) -> RehearsalOrder | None:
         """The instructions of this process; None if it is not rehearsed."""
         path = environ.get(VARIABLE)
         return cls(**json.loads(Path(path).read_text())) if path else None
@@ -115,7 +115,7 @@ class FileGuard:
 
 def guard_files() -> None:
     """Begin to keep files, if this process is rehearsed."""
-    order = Order.of(os.environ)
+    order = RehearsalOrder.of(os.environ)
     if order is None:
         return
     from plait.training.torch_watch import when_loaded
@@ -343,7 +343,7 @@ DEAF = 3
 class Recorder:
     """Writes a line a step to `trace-RANK.jsonl`: batches, losses, learning rates, state, streams, variables."""
 
-    def __init__(self, order: Order, job: Rank) -> None:
+    def __init__(self, order: RehearsalOrder, job: Rank) -> None:
         self.position = 0
         self._order, self._job, self._pid = order, job, os.getpid()
         self._step: dict[str, Any] = {}
@@ -484,5 +484,5 @@ def _passes(value: Any) -> Any:
 
 def recorder_of(job: Rank) -> Recorder | None:
     """The recorder of a rehearsed process; None for all others."""
-    order = Order.of(os.environ)
+    order = RehearsalOrder.of(os.environ)
     return Recorder(order, job) if order is not None else None

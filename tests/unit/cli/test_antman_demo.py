@@ -17,7 +17,7 @@ from plait.cli.experiments.antman_demo import (
     HOST_GB,
     SCRIPT,
     Burst,
-    Found,
+    DemoFindings,
     Jobs,
     Killed,
     Memory,
@@ -86,7 +86,7 @@ def _found(**other):
         Memory("5 s later", replace(host, gpu_gb=27.0), small, 1.3, "run"),
     )
     jobs = [sample(WholeJob, name=name, state="finished", failures=n) for n, name in enumerate("hg")]
-    found = Found(Pair(0.2, 0.5), Burst(looks, 2), Killed(4.2, 0.2, 310, 300), *jobs, [])
+    found = DemoFindings(Pair(0.2, 0.5), Burst(looks, 2), Killed(4.2, 0.2, 310, 300), *jobs, [])
     return replace(found, **other)
 
 

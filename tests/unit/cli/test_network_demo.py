@@ -12,7 +12,7 @@ import pytest
 
 from plait.cli.commands.network.cluster_view import ina_lines, show_cluster
 from plait.cli.experiments import network_demo
-from plait.cli.experiments.network_demo import Look, World
+from plait.cli.experiments.network_demo import DemoWorld, Look
 from plait.live.api.cluster import NetworkJob, NetworkOfCluster
 from sample_answers import sample
 
@@ -39,7 +39,7 @@ def test_the_tables_and_the_page_of_the_demo_say_who_had_what_at_one_moment(caps
         Look(1.5, 8.0, {"deadline": ina(), "other": shared}), Look(2.0, 30.0, {"other": alone}),
     ]  # fmt: skip
     ended = {"deadline": {"state": "finished", "jct_s": 12.34}, "other": {"state": "finished", "jct_s": 20.0}}
-    world = World("small", "fifo:ina=inalloc", looks, {"deadline": ina(), "other": alone}, ended)
+    world = DemoWorld("small", "fifo:ina=inalloc", looks, {"deadline": ina(), "other": alone}, ended)
     network_demo._show([world])
     said, page = capsys.readouterr().out, network_demo.page([world])
     for text in ("128 from 64", "20 from 0, shared", "44 Mb/s", "12.3 s"):

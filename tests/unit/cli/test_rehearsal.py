@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.cli.rehearsal import Noise, Trace, Verdict, counters_of, draw_stops, first_difference, rehearse, untried
+from plait.cli.rehearsal import LossNoise, Trace, Verdict, counters_of, draw_stops, first_difference, rehearse, untried
 from plait.core.errors import InputError
 
 PLAIT = [sys.executable, "-c", "from plait.cli import main; main()"]
@@ -201,7 +201,7 @@ def test_the_loader_that_lost_its_place_is_found() -> None:
     def trace(numbers: list[int]) -> Trace:
         return Trace({n: {"batches": [["loader", number, 8, ""]]} for n, number in enumerate(numbers, 1)})
 
-    found = first_difference(trace([1, 2, 3, 4]), trace([1, 2, 1, 2]), Noise())
+    found = first_difference(trace([1, 2, 3, 4]), trace([1, 2, 1, 2]), LossNoise())
     assert found is not None
     assert (found.step, found.kind, found.got) == (3, "batches", "batch 1 of 8 of 'loader'")
 
@@ -210,10 +210,10 @@ def test_streams_that_nobody_seeded_are_no_noise_of_the_training() -> None:
     def trace(streams: str) -> Trace:
         return Trace({1: {"before": {}, "streams": streams, "losses": [0.5]}})
 
-    noise = Noise.between(trace("a"), trace("b"))
+    noise = LossNoise.between(trace("a"), trace("b"))
     assert noise.first is None
     assert first_difference(trace("a"), trace("c"), noise) is None
-    assert first_difference(trace("a"), trace("c"), Noise()) is not None
+    assert first_difference(trace("a"), trace("c"), LossNoise()) is not None
 
 
 def test_stops_are_drawn_in_the_middle_of_epochs() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from plait.core.errors import InputError
 from plait.live.dataplane.control import SwitchControl
-from plait.live.dataplane.faults import DIRECTIONS, HELD_NS, TO_SWITCH, TO_WORKER, Fault, Faults
+from plait.live.dataplane.faults import DIRECTIONS, HELD_NS, TO_SWITCH, TO_WORKER, Faults, LinkFault
 from plait.live.dataplane.members import Members
 from plait.live.dataplane.operations import Operations
 from plait.live.dataplane.packet_rows import PacketRows
@@ -49,7 +49,7 @@ def passed(faults: Faults, count: int = 4000, job: int = 1) -> list[bytes]:
 def test_faults_have_their_rates_and_depend_on_the_sequence_alone() -> None:
     def made(seed: int = 5) -> Faults:
         faults = Faults()
-        faults.set(TO_SWITCH, None, Fault(loss=0.1, duplicate=0.05, reorder=0.2, seed=seed))
+        faults.set(TO_SWITCH, None, LinkFault(loss=0.1, duplicate=0.05, reorder=0.2, seed=seed))
         return faults
 
     first = passed(made())
@@ -72,44 +72,44 @@ def test_faults_have_their_rates_and_depend_on_the_sequence_alone() -> None:
 
 def test_a_rule_of_a_job_comes_before_the_rule_of_all() -> None:
     faults = Faults()
-    faults.set(TO_SWITCH, None, Fault(loss=1.0))
-    faults.set(TO_SWITCH, 2, Fault())
-    faults.set(TO_WORKER, 3, Fault(loss=1.0))
+    faults.set(TO_SWITCH, None, LinkFault(loss=1.0))
+    faults.set(TO_SWITCH, 2, LinkFault())
+    faults.set(TO_WORKER, 3, LinkFault(loss=1.0))
     assert faults.passing(TO_SWITCH, 1, rows(9), WHERE, 0) == []
     assert len(faults.passing(TO_SWITCH, 2, rows(9), WHERE, 0)) == 9
     assert len(faults.passing(TO_WORKER, 1, rows(9), WHERE, 0)) == 9
     assert faults.active == {TO_SWITCH, TO_WORKER}
     assert [one["lost"] for one in faults.counters()] == [9]
     faults.forget(3)
-    faults.set(TO_SWITCH, None, Fault())
-    faults.set(TO_SWITCH, 2, Fault())
+    faults.set(TO_SWITCH, None, LinkFault())
+    faults.set(TO_SWITCH, 2, LinkFault())
     assert faults.active == set()
     assert len(faults.passing(TO_SWITCH, 1, rows(9), WHERE, 0)) == 9
 
 
 def test_late_datagrams_come_when_they_are_due() -> None:
     faults = Faults()
-    faults.set(TO_SWITCH, 1, Fault(delay_s=0.002))
+    faults.set(TO_SWITCH, 1, LinkFault(delay_s=0.002))
     assert faults.passing(TO_SWITCH, 1, rows(3), WHERE, 1_000_000) == []
     assert faults.next_ns() == 3_000_000
     assert faults.due(2_999_999) == []
     assert [late.datagram for late in faults.due(3_000_000)] == rows(3)
     assert faults.next_ns() is None
     # What is held back does not wait for ever, nor when its rule is taken away.
-    faults.set(TO_SWITCH, 1, Fault(reorder=1.0))
+    faults.set(TO_SWITCH, 1, LinkFault(reorder=1.0))
     assert faults.passing(TO_SWITCH, 1, rows(1), WHERE, 0) == []
     assert faults.next_ns() == HELD_NS
-    faults.set(TO_SWITCH, 1, Fault())
+    faults.set(TO_SWITCH, 1, LinkFault())
     assert [late.datagram for late in faults.due(HELD_NS)] == rows(1)
 
 
 def test_faults_that_cannot_be_are_refused() -> None:
     with pytest.raises(InputError, match=r"loss is 1.5; it takes a probability from 0 to 1"):
-        Fault(loss=1.5)
+        LinkFault(loss=1.5)
     with pytest.raises(InputError, match="delay_s is 11; it takes 0 to 10 seconds"):
-        Fault(delay_s=11)
+        LinkFault(delay_s=11)
     with pytest.raises(InputError, match="direction 'to_swich' does not exist; did you mean 'to_switch'"):
-        Faults().set("to_swich", None, Fault())
+        Faults().set("to_swich", None, LinkFault())
     assert len(DIRECTIONS) == 4
 
 

@@ -14,7 +14,15 @@ from msgspec import structs
 from plait.core.errors import InputError
 from plait.live.api.cluster import ClusterStatus, NodeRow
 from plait.live.backends.registry import open_backend
-from plait.live.backends.slurm.backend import Held, Limits, Moves, SlurmBackend, SlurmOptions, job_of, plan_allocations
+from plait.live.backends.slurm.backend import (
+    AllocationLimits,
+    Held,
+    Moves,
+    SlurmBackend,
+    SlurmOptions,
+    job_of,
+    plan_allocations,
+)
 from plait.live.backends.slurm.commands import ENDING, OVER, PENDING, RUNNING, Job, SlurmCli, SlurmError, read_jobs
 from plait.live.backends.slurm.node import MARK, node_name
 from plait.live.client.transport import Refused
@@ -23,7 +31,7 @@ from sample_answers import sample
 
 ANSWERS = Path(__file__).parent / "slurm_answers"
 NAME = "plait-0123456789ab"
-FOUR = Limits(gpus=4, min_nodes=0, max_nodes=3, idle_s=60)
+FOUR = AllocationLimits(gpus=4, min_nodes=0, max_nodes=3, idle_s=60)
 
 
 # ---- reading ----
@@ -99,7 +107,7 @@ def test_options_are_read_from_words():
     given = {"gpus-per-node": "8", "partition": "gpu", "time-limit": "1-0", "max-nodes": "9", "idle": "60",
              "sbatch": "--account=ml --mem=0"}  # fmt: skip
     options = SlurmOptions.read(given)
-    assert options.limits == Limits(8, 0, 9, 60.0)
+    assert options.limits == AllocationLimits(8, 0, 9, 60.0)
     assert (options.cuda, options.partition, options.sbatch) == (True, "gpu", ("--account=ml", "--mem=0"))
     assert SlurmOptions.read({"fake": True}).cuda is False
     assert SlurmOptions.read({"min-nodes": 9}).max_nodes == 9
@@ -145,7 +153,7 @@ def test_allocations_are_asked_for_up_to_the_limit_and_no_more_than_jobs_want():
     assert plan_allocations([], 500, FOUR) == Moves(submit=3)
     assert plan_allocations([up(1), Held(2, PENDING)], 12, FOUR) == Moves(submit=1)
     assert plan_allocations([up(1), Held(2, PENDING)], 8, FOUR) == Moves()
-    assert plan_allocations([], 0, Limits(gpus=4, min_nodes=2)) == Moves(submit=2)
+    assert plan_allocations([], 0, AllocationLimits(gpus=4, min_nodes=2)) == Moves(submit=2)
 
 
 def test_what_is_not_wanted_leaves_the_queue_first_then_goes_when_idle():
@@ -165,14 +173,14 @@ def test_nodes_with_jobs_are_emptied_when_jobs_are_worth_fewer_those_with_least_
     assert plan_allocations(three, 8, FOUR, empty=True) == Moves(drain=(2,))
     assert plan_allocations(three, 4, FOUR, empty=True) == Moves(drain=(2, 3))
     idle = up(4, used=0, idle_s=61.0)
-    assert plan_allocations([*three, idle], 12, Limits(4, 0, 4, 60.0), empty=True) == Moves(drain=(4,))
-    assert plan_allocations(three, 4, Limits(4, 3, 3, 60.0), empty=True) == Moves()
+    assert plan_allocations([*three, idle], 12, AllocationLimits(4, 0, 4, 60.0), empty=True) == Moves(drain=(4,))
+    assert plan_allocations(three, 4, AllocationLimits(4, 3, 3, 60.0), empty=True) == Moves()
     assert plan_allocations([*three[:2], Held(5, PENDING)], 8, FOUR, empty=True) == Moves(cancel=(5,))
 
 
 def test_a_time_limit_is_met_by_a_successor_and_the_old_one_is_emptied_when_that_works():
     old = up(1, left_s=50.0, replace_s=60.0)
-    one = Limits(gpus=4, max_nodes=1)
+    one = AllocationLimits(gpus=4, max_nodes=1)
     assert plan_allocations([up(1, left_s=70.0, replace_s=60.0)], 4, one) == Moves()
     assert plan_allocations([old], 4, one) == Moves(submit=1)
     assert plan_allocations([old, Held(2, PENDING)], 4, one) == Moves()
@@ -205,7 +213,7 @@ held = st.builds(
     more=st.integers(1, 4),
 )
 def test_the_plan_stays_within_its_limits(there, wanted, least, more):
-    limits = Limits(4, least, least + more, 60.0)
+    limits = AllocationLimits(4, least, least + more, 60.0)
     moves = plan_allocations(there, wanted, limits)
     lasting = [one for one in there if one.state == RUNNING and not (one.stuck or one.drained or one.expiring)]
     waiting = [one for one in there if one.state == PENDING and one.job not in moves.cancel]

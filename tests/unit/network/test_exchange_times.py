@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.network.fluid.exchanges import Adders, Exchange, Prepared, prepared
-from plait.network.fluid.iterations import PHASES, Iterations, iterations
+from plait.network.fluid.iterations import PHASES, IterationTimes, iterations
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.fluid.memory import steady_rates
 from plait.network.topology.paths import Graph
@@ -31,7 +31,7 @@ def pairs(count: int, **more: object) -> tuple[Graph, list[Prepared]]:
     return graph, [prepared(graph, Exchange(PlacedJob((j, count + j)))) for j in range(count)]
 
 
-def times(count: int, compute_s: float, phases: str, **more: float) -> Iterations:
+def times(count: int, compute_s: float, phases: str, **more: float) -> IterationTimes:
     graph, parts = pairs(count)
     bits = np.full(count, 1e9)  # 10 ms of an uplink
     return iterations(graph, parts, bits, np.full(count, compute_s), phases=phases, **more)

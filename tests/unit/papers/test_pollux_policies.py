@@ -13,7 +13,7 @@ from plait.goodput.throughput import step_s as plain_step_s
 from plait_papers.pollux import compare
 from plait_papers.pollux.clock import GPUS_PER_NODE, Shape, free_gpus, run
 from plait_papers.pollux.compare import Comparison, over_workloads, points
-from plait_papers.pollux.jobs import AdaptiveJob, KnownJob, table_of
+from plait_papers.pollux.jobs import KnownJob, PolluxJob, table_of
 from plait_papers.pollux.pollux import FLOOR, Mean, Pollux, PolluxExact, PolluxSearch, Round
 from plait_papers.pollux.settings import make_rule, read_setting
 from plait_papers.pollux.workload import load
@@ -25,7 +25,7 @@ NAMES = ("pollux", "pollux:exact=on", "pollux-ga", "pollux-ga:avoid=off,interfer
 
 
 def jobs_of(workload):
-    return [AdaptiveJob(i, s, workload.measured[s.application.name]) for i, s in enumerate(workload.jobs)]
+    return [PolluxJob(i, s, workload.measured[s.application.name]) for i, s in enumerate(workload.jobs)]
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +215,7 @@ def test_p_decides_how_much_the_slowest_job_counts(workload):
 def test_a_job_with_an_oracle_explores_nothing(workload):
     w = workload((0, "cifar10", 1, 512))
     measured = w.measured["cifar10"]
-    learns, knows = (kind(0, w.jobs[0], measured) for kind in (AdaptiveJob, KnownJob))
+    learns, knows = (kind(0, w.jobs[0], measured) for kind in (PolluxJob, KnownJob))
     assert learns.most_gpus == 1
     assert knows.most_gpus == 64
     step_s, sync_s = measured.step((4,), 64)

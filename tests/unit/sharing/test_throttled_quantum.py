@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.sharing.coordinator import CODEC, Seen, State, decide
+from plait.sharing.coordinator import CODEC, SeenSteps, State, decide
 from plait.sharing.directive import Device, Sharer, StepStats
 from plait.sharing.grant import THETA
 
@@ -49,5 +49,5 @@ def test_the_first_step_of_a_guest_loads_kernels_and_is_soon_forgotten(gated: bo
 
 
 def test_until_the_second_step_ends_a_random_time_falls_into_the_longest_quantum() -> None:
-    assert Seen(0, 0.157).met_s(0.001) == 0.157
-    assert Seen(-1, 0.0).met_s(0.001) == 0.001
+    assert SeenSteps(0, 0.157).met_s(0.001) == 0.157
+    assert SeenSteps(-1, 0.0).met_s(0.001) == 0.001

@@ -33,7 +33,7 @@ from plait_papers.antman.runs import EVALUATION
 from plait_papers.antman.variants import bases, chosen
 from plait_papers.evaluation import publish
 from plait_papers.muri import runs as muri
-from plait_papers.pages import Section, render
+from plait_papers.pages import PaperSection, render
 from plait_papers.requests import AntManRequest
 
 # The comparison as one self-contained HTML page, and its tables for the terminal.
@@ -68,7 +68,9 @@ def tables(outcome: AntManOutcome) -> Iterator[Table]:
             del section.rows[NEAREST:]
         yield section.table()
     rows = list(PRODUCTION.items())
-    yield Section.of("production", "Published of production, for context", "", ("quantity", "value"), 1, rows).table()
+    yield PaperSection.of(
+        "production", "Published of production, for context", "", ("quantity", "value"), 1, rows
+    ).table()
 
 
 def ratio_bars(rows: Sequence[Comparison], what: str) -> list[GroupedBar]:
@@ -82,7 +84,7 @@ def ratio_bars(rows: Sequence[Comparison], what: str) -> list[GroupedBar]:
     return bars
 
 
-def _sections(outcome: AntManOutcome) -> Iterator[Section]:
+def _sections(outcome: AntManOutcome) -> Iterator[PaperSection]:
     for key, title in TITLES.items():
         rows = [row for row in outcome.rows if row.section == key]
         if rows:
@@ -91,7 +93,7 @@ def _sections(outcome: AntManOutcome) -> Iterator[Section]:
         yield _artifact(outcome.artifact)
 
 
-def _section(key: str, title: str, rows: Sequence[Comparison]) -> Section:
+def _section(key: str, title: str, rows: Sequence[Comparison]) -> PaperSection:
     charts = []
     if key not in ("published", "parts"):
         charts = [Markup(grouped_bars_svg(name, ratio_bars(rows, what))) for what, name in RATED.items()]
@@ -100,12 +102,12 @@ def _section(key: str, title: str, rows: Sequence[Comparison]) -> Section:
         "Means over seeds, in brackets the lowest and the highest seed; the line across a bar is the published ratio."
     )
     head = ("trace", "variant", *(HEAD[i] for i in columns))
-    return Section.of(
+    return PaperSection.of(
         key, title, lead, head, 2, [(row.at, row.variant, *(cells(row)[i] for i in columns)) for row in rows], charts
     )  # fmt: skip
 
 
-def _shapes(title: str, rows: Sequence[Comparison]) -> Section:
+def _shapes(title: str, rows: Sequence[Comparison]) -> PaperSection:
     rated = [row for row in rows if row.at == rows[0].at and row.jct is not None and row.jct.published is not None]
     head = [
         "trace, nearest first",
@@ -117,10 +119,10 @@ def _shapes(title: str, rows: Sequence[Comparison]) -> Section:
     for factor, at, some in nearest(rows, len(rows)):
         ratios = [r for row in some for r in (row.jct, row.makespan) if r is not None and r.published is not None]
         found.append((at, *(f"{r.ours:.2f}" for r in ratios), f"{factor:.2f}", share(killed(some))))
-    return Section.of("shapes", title, "All traces of the search.", head, 1, found)
+    return PaperSection.of("shapes", title, "All traces of the search.", head, 1, found)
 
 
-def _artifact(rows: Sequence[ArtifactRow]) -> Section:
+def _artifact(rows: Sequence[ArtifactRow]) -> PaperSection:
     head = ["trace"]
     for metric in METRICS.values():
         head += [metric, "authors'"]
@@ -131,7 +133,7 @@ def _artifact(rows: Sequence[ArtifactRow]) -> Section:
         values = [v for metric in METRICS for v in (row.ours[metric], row.published.get(metric))]
         numbers = [*values, row.guaranteed_s, row.opportunistic_s]
         found.append((row.trace, *("" if value is None else f"{value:,.3f}" for value in numbers)))
-    return Section.of("artifact", title, "Seconds.", head, 1, found)
+    return PaperSection.of("artifact", title, "Seconds.", head, 1, found)
 
 
 #: Unknowns that concern every ratio.

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from plait.report.charts import ChartLine, lines_svg
 from plait_papers.ina.compare import HEAD, SECTIONS, Compared, InaOutcome, cells
 from plait_papers.ina.reference import AGGREGATORS, GOODPUT
-from plait_papers.pages import Section, render
+from plait_papers.pages import PaperSection, render
 
 
 def page(outcome: InaOutcome) -> str:
@@ -28,14 +28,14 @@ def page(outcome: InaOutcome) -> str:
     )
 
 
-def _sections(outcome: InaOutcome) -> Iterator[Section]:
+def _sections(outcome: InaOutcome) -> Iterator[PaperSection]:
     for key, title in SECTIONS.items():
         rows = [row for row in outcome.rows if row.section == key]
         if not rows:
             continue
         charts = [Markup(_goodput(rows))] if key == "goodput" else []
         shown = [cells(row) for row in rows]
-        made = Section(key, key, title, "", charts, HEAD, 1, across=1)
+        made = PaperSection(key, key, title, "", charts, HEAD, 1, across=1)
         made.rows.extend({"cells": one, "first": False} for one in shown)
         yield made
 

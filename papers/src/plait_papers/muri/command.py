@@ -22,7 +22,7 @@ from plait_papers.muri.figures import FIGURES, METRICS, NOISE_TRACE, Figure, cho
 from plait_papers.muri.outcome import MuriOutcome, known, off, paper, seconds, sections, tables
 from plait_papers.muri.published import MARKS
 from plait_papers.muri.runs import EVALUATION, Case, Done
-from plait_papers.pages import Section, render
+from plait_papers.pages import PaperSection, render
 from plait_papers.requests import MuriRequest
 
 # The comparison as one self-contained HTML page: charts like the paper's figures, and tables with provenance.
@@ -46,7 +46,7 @@ def page(outcome: MuriOutcome) -> str:
     )
 
 
-def _sections(outcome: MuriOutcome) -> Iterator[Section]:
+def _sections(outcome: MuriOutcome) -> Iterator[PaperSection]:
     for key, figure in FIGURES.items():
         rows = [row for row in outcome.bars if row.figure == key]
         if rows:
@@ -54,7 +54,7 @@ def _sections(outcome: MuriOutcome) -> Iterator[Section]:
     yield from sections(outcome)
 
 
-def _figure(figure: Figure, rows: Sequence[Comparison]) -> Section:
+def _figure(figure: Figure, rows: Sequence[Comparison]) -> PaperSection:
     own = any(row.own_ratio is not None for row in rows)
     lead = (
         "Each bar over the figure's Muri, which is 1. Left: the settings behind the published bars; the line across a "
@@ -74,7 +74,7 @@ def _figure(figure: Figure, rows: Sequence[Comparison]) -> Section:
     head += ["plait's world", "plait's world, over Muri"] if own else []
     short = f"Figure {figure.key}"
     title = f"{short}: {figure.title.lower()}"
-    section = Section(
+    section = PaperSection(
         f"figure-{figure.key}", short, title, f"{lead} {figure.note}", charts, head, 4, across=3 if own else 2
     )
     for row in rows:

@@ -17,7 +17,7 @@ from plait_papers.muri.figures import FIGURES, LABELS, METRICS
 from plait_papers.muri.noise import SEEDS, NoiseRow
 from plait_papers.muri.resources import ModelRow, OverTimeRow, models_section, over_time_section
 from plait_papers.muri.testbed import ErrorRow, TableRow
-from plait_papers.pages import Section
+from plait_papers.pages import PaperSection
 
 UNITS = (("s", 1.0), ("h", 3600.0), ("d", 86400.0))
 TABLE_METRICS = {**METRICS, "queue_length": "mean queue (figure 8)"}
@@ -118,7 +118,7 @@ COLUMNS: dict[str, Callable[[Comparison, float], str]] = {
 LEAST_NEEDED = ("guard on", "authors'", "ours", "guard on,\nover Muri", "off by")
 
 
-def sections(outcome: MuriOutcome) -> Iterator[Section]:
+def sections(outcome: MuriOutcome) -> Iterator[PaperSection]:
     """Everything but the figures of bars, one section a kind of rows."""
     if outcome.noise:
         yield _noise(outcome.noise)
@@ -134,12 +134,12 @@ def sections(outcome: MuriOutcome) -> Iterator[Section]:
         yield _themis(outcome.themis)
 
 
-def _noise(rows: Sequence[NoiseRow]) -> Section:
+def _noise(rows: Sequence[NoiseRow]) -> PaperSection:
     charts = []
     for label, name in (("Mean JCT", "jct_ratio"), ("Makespan", "makespan_ratio")):
         bars = [GroupedBar(f"n = {r.noise:g}", f"{r.policy}, {r.world}", getattr(r, name)) for r in rows]
         charts.append(Markup(grouped_bars_svg(f"{label} over that without noise", bars)))
-    return Section.of(
+    return PaperSection.of(
         "figure-14", "Figure 14: profile noise",
         f"Stage times are seen as multiplied by U[1-n, 1+n]; jobs run as they are. Trace 3, {len(SEEDS)} seeds. No "
         "data is published. Paper: mean JCT x1.0 to x1.3 from n = 0 to 1, below 1 % for n <= 0.2; makespan x1.",
@@ -153,7 +153,7 @@ def _noise(rows: Sequence[NoiseRow]) -> Section:
     )  # fmt: skip
 
 
-def _tables(rows: Sequence[TableRow]) -> Section:
+def _tables(rows: Sequence[TableRow]) -> PaperSection:
     charts = []
     for metric, label in TABLE_METRICS.items():
         bars = [
@@ -170,7 +170,7 @@ def _tables(rows: Sequence[TableRow]) -> Section:
             TABLE_METRICS[row.metric], row.policy, shown[0], shown[1], off(row.ours / row.published),
             paper(row.ratio, row.ratio), _span(row.interval), f"{row.paper_ratio:.2f}", _span(row.paper_interval),
         ))  # fmt: skip
-    return Section.of(
+    return PaperSection.of(
         "tables", "Tables 4 and 5: the testbed trace, simulated with 360 s rounds, next to the 64-GPU testbed",
         "SRTF and SRSF are over Muri-S, Tiresias and Themis over Muri-L. 95 %: of the ratio over 1,000 draws of the "
         "jobs with replacement, from our run and from the testbed's logs.",
@@ -182,8 +182,8 @@ def _span(interval: tuple[float, float] | None) -> str:
     return "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
 
 
-def _errors(rows: Sequence[ErrorRow]) -> Section:
-    return Section.of(
+def _errors(rows: Sequence[ErrorRow]) -> PaperSection:
+    return PaperSection.of(
         "testbed", "Simulator against the testbed's logs (simulated / logged - 1)",
         "job: of each job's completion time; within 5 %: mean JCT and makespan",
         ("policy", "mean JCT", "makespan", "p99 JCT", "run time", "job p10", "job median", "job p90", "within 5 %"), 1,
@@ -196,8 +196,8 @@ def _errors(rows: Sequence[ErrorRow]) -> Section:
     )  # fmt: skip
 
 
-def _themis(rows: Sequence[ThemisRow]) -> Section:
-    return Section.of(
+def _themis(rows: Sequence[ThemisRow]) -> PaperSection:
+    return PaperSection.of(
         "themis", "Themis: each published cell of figure 10, by how its free shares are settled",
         "The released code minimises the largest rho, which one job often decides alone; the shares of others are then "
         "what its solver stops at. fair: the next largest rho as small as can be. centre: the analytic centre of all "

@@ -15,7 +15,7 @@ from plait.traces.assign import catalogue
 from plait_papers.muri import published, testbed
 from plait_papers.muri.compare import Folder
 from plait_papers.muri.runs import Case, Done
-from plait_papers.pages import Section
+from plait_papers.pages import PaperSection
 
 #: Table 1 is of one size; it is not named, and exchanges need more than one node.
 MODEL_GPUS = 16
@@ -108,9 +108,9 @@ def _over(value: float | None, base: float | None) -> float | None:
     return value / base if value is not None and base else None
 
 
-def models_section(rows: Sequence[ModelRow]) -> Section:
+def models_section(rows: Sequence[ModelRow]) -> PaperSection:
     """Table 1 as it is shown."""
-    return Section.of(
+    return PaperSection.of(
         "table-1", "Table 1: part of an iteration in which each resource is busy",
         f"From the profiles of the artifact, on {MODEL_GPUS} GPUs. Stages of one job overlap, so parts may sum to more "
         "than 100 %. That data time is storage for models that read files and CPU for models that simulate is an "
@@ -124,7 +124,7 @@ def models_section(rows: Sequence[ModelRow]) -> Section:
     )  # fmt: skip
 
 
-def over_time_section(rows: Sequence[OverTimeRow]) -> Section:
+def over_time_section(rows: Sequence[OverTimeRow]) -> PaperSection:
     """Figure 8 as it is shown: over time, durations known on the left and unknown on the right."""
     charts = []
     for metric, (label, _, _) in FIGURE_8.items():
@@ -133,7 +133,7 @@ def over_time_section(rows: Sequence[OverTimeRow]) -> Section:
                 ChartLine(r.policy, r.at_s, r.series) for r in rows if (r.metric, r.over) == (metric, muri) and r.series
             ]
             charts += [Markup(series_svg(f"{label}, {muri} and baselines", lines, label))] if lines else []
-    return Section.of(
+    return PaperSection.of(
         "figure-8", "Figure 8: the testbed's trace over time",
         "Means of runs; charts show plait's world. The testbed measures what its machines report, plait the time in "
         "which stages hold a resource: ratios compare, levels do not. Bytes of disks are MB/s a node. In plait's world "

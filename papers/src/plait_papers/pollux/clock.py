@@ -24,7 +24,7 @@ Allocation = tuple[int, ...]
 """The node of each GPU of a job, in the order the policy took them."""
 
 
-class Rule(Protocol):
+class ClockRule(Protocol):
     """A policy of this world."""
 
     kind: type[Job]
@@ -71,7 +71,7 @@ class PolluxRun:
         return self.end_s - self.submit_s
 
 
-def run(workload: Workload, rule: Rule, shape: Shape, ended: Callable[[int], None] | None = None) -> PolluxRun:
+def run(workload: Workload, rule: ClockRule, shape: Shape, ended: Callable[[int], None] | None = None) -> PolluxRun:
     """Run `workload` under `rule` until all jobs are complete; `ended(n)` is called whenever `n` more have ended.
 
     Raises `SimulationError` where the measurements do not reach.
@@ -120,7 +120,7 @@ def crowded_nodes(allocations: Mapping[int, Allocation]) -> frozenset[int]:
 
 
 def _decide(
-    rule: Rule, now_s: float, active: Sequence[Job], allocations: Mapping[int, Allocation]
+    rule: ClockRule, now_s: float, active: Sequence[Job], allocations: Mapping[int, Allocation]
 ) -> dict[int, Allocation]:
     """Call the policy, and place every job whose list of nodes changed."""
     kept = {job.number: held for job in active if (held := allocations.get(job.number))}

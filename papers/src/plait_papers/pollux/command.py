@@ -12,7 +12,7 @@ from plait.core.version import __version__
 from plait.report.charts import GroupedBar, grouped_bars_svg
 from plait.sim.studies.cases import parse_range
 from plait_papers.evaluation import publish
-from plait_papers.pages import Section, render
+from plait_papers.pages import PaperSection, render
 from plait_papers.pollux.compare import (
     AUTHORS,
     HEAD,
@@ -56,7 +56,7 @@ def page(outcome: PolluxOutcome) -> str:
     )
 
 
-def _sections(outcome: PolluxOutcome) -> Iterator[Section]:
+def _sections(outcome: PolluxOutcome) -> Iterator[PaperSection]:
     for number, workload in enumerate(dict.fromkeys(row.workload for row in outcome.rows)):
         for study in ("", *STUDIES):
             rows = [row for row in outcome.rows if (row.workload, row.study) == (workload, study)]
@@ -64,7 +64,7 @@ def _sections(outcome: PolluxOutcome) -> Iterator[Section]:
                 yield _section(f"{study or 'policies'}-{number}", workload, study, rows)
 
 
-def _section(name: str, workload: str, study: str, rows: Sequence[Comparison]) -> Section:
+def _section(name: str, workload: str, study: str, rows: Sequence[Comparison]) -> PaperSection:
     def bars(metric: str) -> list[GroupedBar]:
         return [
             GroupedBar(row.at or METRICS[metric], row.label, row.ours, *_mark(row))
@@ -79,7 +79,7 @@ def _section(name: str, workload: str, study: str, rows: Sequence[Comparison]) -
         lead = "Seconds; the line across a bar is the published value, of the genetic search where Pollux is concerned."
     columns = filled(rows)
     short = study or workload
-    section = Section(
+    section = PaperSection(
         name, short, f"{workload}: {what}", lead, charts, ("policy", "at", "metric", *(HEAD[i] for i in columns)), 3
     )
     before = ""

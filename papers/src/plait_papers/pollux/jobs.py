@@ -121,7 +121,7 @@ class Job:
 NOT_FITTED = np.full(7, math.nan)
 
 
-class AdaptiveJob(Job):
+class PolluxJob(Job):
     """A job that chooses its own batch; the workload's batch is ignored."""
 
     def __init__(self, number: int, submitted: Submitted, measured: Measured) -> None:
@@ -178,7 +178,7 @@ class AdaptiveJob(Job):
         return self._choice[1]
 
 
-class KnownJob(AdaptiveJob):
+class KnownJob(PolluxJob):
     """A job that knows its throughput from the start, by a fit of all that was measured of its model.
 
     It needs no exploration, so that it may have any number of GPUs at once.
@@ -207,7 +207,7 @@ def offline_fit(measured: Measured) -> FloatArray:
     return fit(Measurements(nodes, gpus, local, step_s - sync_s, step_s), artifact=True)
 
 
-def table_of(jobs: Sequence[AdaptiveJob]) -> GoodputJobs:
+def table_of(jobs: Sequence[PolluxJob]) -> GoodputJobs:
     limits = np.array([(m.initial, m.most, m.least_local, m.most_local) for m in (job.model for job in jobs)])
     initial, most, least_local, most_local = limits.T
     noise = np.array([(job.sqr, job.var) for job in jobs])

@@ -17,7 +17,7 @@ from plait.goodput.throughput import fair_share, restart_factor, speedup
 from plait.placement.elastic import place_sizes
 from plait.policies.sizing.steps import best_of_all
 from plait_papers.pollux.clock import GPUS_PER_NODE, Allocation, Shape
-from plait_papers.pollux.jobs import RESTART_S, AdaptiveJob, Job, table_of
+from plait_papers.pollux.jobs import RESTART_S, Job, PolluxJob, table_of
 
 MOST_GPUS = 64
 """As far as step times were measured."""
@@ -44,7 +44,7 @@ class Mean:
 class Round:
     """Input of a round: jobs by attained service, their speed-ups (J, C) on `configs`, and the running allocation."""
 
-    jobs: Sequence[AdaptiveJob]
+    jobs: Sequence[PolluxJob]
     speedup: FloatArray
     running: IntArray
     factor: FloatArray
@@ -56,7 +56,7 @@ AS_PUBLISHED = Mean()
 class Pollux:
     """Sizes from the ladder, optimal among these, close to where the jobs are."""
 
-    kind: type[Job] = AdaptiveJob
+    kind: type[Job] = PolluxJob
 
     def __init__(self, shape: Shape, mean: Mean = AS_PUBLISHED) -> None:
         self.nodes, self.mean = shape.nodes, mean
@@ -73,7 +73,7 @@ class Pollux:
         self, now_s: float, jobs: Sequence[Job], allocations: Mapping[int, Allocation]
     ) -> Mapping[int, Allocation]:
         """The best allocation for the jobs as they are."""
-        adaptive = [job for job in jobs if isinstance(job, AdaptiveJob)]
+        adaptive = [job for job in jobs if isinstance(job, PolluxJob)]
         adaptive.sort(key=lambda job: job.attained_gpu_s)
         running = np.zeros((len(adaptive), self.nodes), dtype=np.int64)
         for row, job in enumerate(adaptive):
@@ -95,7 +95,7 @@ class Pollux:
 
     # -- speed-ups -----------------------------------------------------------------------------------------------
 
-    def _speedup(self, jobs: Sequence[AdaptiveJob]) -> FloatArray:
+    def _speedup(self, jobs: Sequence[PolluxJob]) -> FloatArray:
         """(J, C) goodput on each configuration over that on the fair share."""
         stale = [job for job in jobs if self._rows.get(job.number, (None,))[0] != job.state]
         if stale:
@@ -105,7 +105,7 @@ class Pollux:
                 self._rows[job.number] = job.state, row
         return speedup(np.stack([self._rows[job.number][1] for job in jobs]), self._base(jobs))
 
-    def _base(self, jobs: Sequence[AdaptiveJob]) -> FloatArray:
+    def _base(self, jobs: Sequence[PolluxJob]) -> FloatArray:
         """Goodput of each job on its fair share of the cluster, (J,)."""
         total = min(self.nodes * GPUS_PER_NODE, len(jobs) * MOST_GPUS)
         nodes, gpus = fair_share(total, len(jobs), GPUS_PER_NODE, one_node=self.mean.base == "artifact")

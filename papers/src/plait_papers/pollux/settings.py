@@ -10,7 +10,7 @@ from plait.core.errors import InputError, suggest
 from plait.goodput.fitness import HARMONIC
 from plait.sim.published import split_options
 from plait_papers.pollux.baselines import Optimus, Tiresias
-from plait_papers.pollux.clock import INTERVAL_S, NODES, Rule, Shape
+from plait_papers.pollux.clock import INTERVAL_S, NODES, ClockRule, Shape
 from plait_papers.pollux.jobs import KnownJob
 from plait_papers.pollux.pollux import FLOOR, Base, Mean, Pollux, PolluxExact, PolluxSearch
 from plait_papers.pollux.workload import Workload
@@ -71,7 +71,7 @@ class Setting:
         return self.policy + (":" if given else "") + ",".join(f"{name}={_shown(value)}" for name, value in given)
 
 
-def make_rule(setting: Setting, workload: Workload) -> Rule:
+def make_rule(setting: Setting, workload: Workload) -> ClockRule:
     """The policy of a setting, for one run of a workload. Raises `InputError` for a job it could never run."""
     shape = setting.shape
     if setting.policy == "tiresias":

@@ -20,7 +20,7 @@ from plait.sim.published import PublishedRun
 from plait_papers.pollux.baselines import most_gpus, packed
 from plait_papers.pollux.clock import GPUS_PER_NODE, NODES, PolluxRun
 from plait_papers.pollux.clock import run as run_clock
-from plait_papers.pollux.jobs import AdaptiveJob, Job
+from plait_papers.pollux.jobs import Job, PolluxJob
 from plait_papers.pollux.settings import MEANINGS, SUMMARIES, TAKES, Setting, make_rule, read_setting
 from plait_papers.pollux.tables import Measured
 from plait_papers.pollux.workload import Submitted, Workload, load, read_jobs
@@ -144,7 +144,7 @@ def isolated_s(
     """
     model = measured.application
     job = kind(0, Submitted(model.name, 0.0, model, gpus, batch), measured)
-    most = job.most_gpus_ever if isinstance(job, AdaptiveJob) else most_gpus(job)
+    most = job.most_gpus_ever if isinstance(job, PolluxJob) else most_gpus(job)
     job.place(0.0, packed(max(1, min(most, gpus))))
     now_s = 0.0
     while not job.done:

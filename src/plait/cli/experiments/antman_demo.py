@@ -324,7 +324,7 @@ def demonstrate_sharing(out: Path, examples: Path | None) -> None:
 
 
 @dataclass(frozen=True)
-class Found:
+class DemoFindings:
     """Observations of the cluster: both jobs while they shared, the burst, the kills, how they ended; the log."""
 
     shared: Pair
@@ -335,7 +335,7 @@ class Found:
     log: list[dict[str, Any]]
 
 
-def sentences(found: Found) -> dict[str, str]:
+def sentences(found: DemoFindings) -> dict[str, str]:
     """Results of the burst and the kills, by subject."""
     burst, killed = found.burst, found.killed
     return {
@@ -359,7 +359,7 @@ def _what_it_gave(burst: Burst) -> str:
     return f"shrank from {before.guest.gpu_gb:.1f} to {later.guest.gpu_gb:.1f} GB and went on"
 
 
-def _verdict(found: Found) -> str:
+def _verdict(found: DemoFindings) -> str:
     """Whether any job was stopped, or ended otherwise than by itself; the guest was killed once by the demo."""
     trouble = [
         f"{job.name} {job.state}, stopped for others {job.preemptions} times, failed {job.failures} times"
@@ -371,7 +371,7 @@ def _verdict(found: Found) -> str:
     return "plait killed and stopped no job: both ended by themselves."
 
 
-def run_cluster(jobs: Jobs) -> Found:
+def run_cluster(jobs: Jobs) -> DemoFindings:
     """One cluster from beginning to end: the guaranteed job, its guest, a burst, two kills."""
     home = Path(tempfile.mkdtemp(prefix="plait-demo-"))
     layout = Layout(home.resolve())
@@ -395,7 +395,7 @@ def run_cluster(jobs: Jobs) -> Found:
             jobs.stop(guest=True).touch()
             _wait(service, guest, lambda job: job.state in FINAL)
             log = list(service.all_events())
-            return Found(shared, burst, killed, service.job(host), service.job(guest), log)
+            return DemoFindings(shared, burst, killed, service.job(host), service.job(guest), log)
     finally:
         stop(layout, stop_jobs=True, patience_s=5.0)
         shutil.rmtree(home, ignore_errors=True)

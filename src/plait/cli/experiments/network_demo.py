@@ -68,7 +68,7 @@ class Look:
 
 
 @dataclass
-class World:
+class DemoWorld:
     """Observations under one policy: all looks, each job at its last look, and how it ended."""
 
     name: str
@@ -132,7 +132,7 @@ def demonstrate_network(out: Path, examples: Path | None) -> None:
     print(f"When each job ran is in {out / 'network-jobs.html'}.")
 
 
-def _run(service: Client, script: Path, folder: Path, name: str, policy: str) -> World:
+def _run(service: Client, script: Path, folder: Path, name: str, policy: str) -> DemoWorld:
     print(f"\n{name} ({policy}) ...", flush=True)
     service.set_policy(policy)
     command = [sys.executable, str(script), "--megabytes", str(MEGABYTES), "--steps", str(STEPS)]
@@ -142,7 +142,7 @@ def _run(service: Client, script: Path, folder: Path, name: str, policy: str) ->
     }  # fmt: skip
     sent = service.submit([{**job, "name": "deadline", "deadline_s": DEADLINE_S}, {**job, "name": "other"}])
     ids = {one.id: label for one, label in zip(sent, ("deadline", "other"), strict=True)}
-    world, begin = World(name, policy), time.monotonic()
+    world, begin = DemoWorld(name, policy), time.monotonic()
     while True:
         found = service.network()
         now = {ids[one.id]: one for one in found.jobs if one.id in ids and one.mode_used}
@@ -160,7 +160,7 @@ def _run(service: Client, script: Path, folder: Path, name: str, policy: str) ->
         time.sleep(LOOK_S)
 
 
-def page(worlds: list[World]) -> str:
+def page(worlds: list[DemoWorld]) -> str:
     """The page of the demo as text: occupancy over time, and what each job had, in each world."""
     sections = []
     for world in worlds:
@@ -191,7 +191,7 @@ def _usable(region: Region | None) -> float:
     return float(AGGREGATORS if region is None else region.size or AGGREGATORS)
 
 
-def _rows(world: World) -> list[tuple[str, ...]]:
+def _rows(world: DemoWorld) -> list[tuple[str, ...]]:
     """A row for each job; its memory is that of one moment, the last one at which most jobs exchanged gradients."""
     moment = world.together[-1].jobs if world.together else {}
     return [
@@ -204,7 +204,7 @@ def _rows(world: World) -> list[tuple[str, ...]]:
     ]  # fmt: skip
 
 
-def _show(worlds: list[World]) -> None:
+def _show(worlds: list[DemoWorld]) -> None:
     rows = [(world.policy, *row) for world in worlds for row in _rows(world)]
     heads = ("policy", "job", "aggregators", ">rate of a rank", ">fallback", ">by gloo", "end", ">completion")
     print()
@@ -213,11 +213,11 @@ def _show(worlds: list[World]) -> None:
     print("\n".join(_sentences(worlds).values()))
 
 
-def _sentences(worlds: list[World]) -> dict[str, str]:
+def _sentences(worlds: list[DemoWorld]) -> dict[str, str]:
     return {world.policy: f"{world.name}: {_sentence(world)}" for world in worlds}
 
 
-def _sentence(world: World) -> str:
+def _sentence(world: DemoWorld) -> str:
     held = _held(world.together)
     return (
         f"{_mean(held):.1f} of {AGGREGATORS} aggregators held in the mean while both exchanged gradients, "

@@ -62,7 +62,7 @@ def _instead(character: str) -> str:
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A heading and how its column gives way."""
 
     name: str
@@ -76,11 +76,11 @@ class Column:
         return LEAST_SPARE if self.spare else LEAST
 
     @staticmethod
-    def of(heading: str) -> Column:
+    def of(heading: str) -> TableColumn:
         """Read the marks of a heading."""
         name = heading.lstrip(">~?")
         marks = heading[: len(heading) - len(name)]
-        return Column(name, ">" in marks, "~" in marks, marks.count("?"))
+        return TableColumn(name, ">" in marks, "~" in marks, marks.count("?"))
 
 
 def table(
@@ -136,14 +136,14 @@ def piped(headings: Sequence[str], rows: Iterable[Sequence[object]], most_lines:
 
 def _measured(
     headings: Sequence[str], rows: Iterable[Sequence[object]]
-) -> tuple[list[Column], list[list[str]], list[int]]:
+) -> tuple[list[TableColumn], list[list[str]], list[int]]:
     """Columns, cells as text by rows, and how wide each column is where nothing gives way."""
-    columns = [Column.of(heading) for heading in headings]
+    columns = [TableColumn.of(heading) for heading in headings]
     lines = [[cell_text(cell) for cell in row] for row in rows]
     return columns, lines, [_natural(column, [line[i] for line in lines]) for i, column in enumerate(columns)]
 
 
-def _uncut(columns: Sequence[Column], widths: Sequence[int], most_lines: int) -> list[int]:
+def _uncut(columns: Sequence[TableColumn], widths: Sequence[int], most_lines: int) -> list[int]:
     """How wide columns are in a file or a pipe, where only long free text is cut."""
     if most_lines > MOST_LINES:
         return list(widths)
@@ -155,7 +155,7 @@ def cell_text(cell: object) -> str:
     return "-" if cell is None or cell == "" else plain(str(cell)) or "-"
 
 
-def _natural(column: Column, cells: Sequence[str]) -> int:
+def _natural(column: TableColumn, cells: Sequence[str]) -> int:
     return max(_cells(column.name), *(_cells(cell) for cell in cells), 1)
 
 
@@ -168,7 +168,7 @@ def _cells(text: str) -> int:
     return cell_len(text)
 
 
-def _fit(columns: Sequence[Column], natural: Sequence[int], width: int) -> tuple[list[int], list[int]]:
+def _fit(columns: Sequence[TableColumn], natural: Sequence[int], width: int) -> tuple[list[int], list[int]]:
     """Which columns are shown, and how wide all are."""
 
     def needed(chosen: Sequence[int], most: int) -> int:

@@ -23,7 +23,7 @@ DROPPED = "[plait: {count:,} bytes of this log were dropped here; `plait up --lo
 
 
 @dataclass(frozen=True)
-class Part:
+class LogPiece:
     """A piece of a log: text, where it begins, where the next piece begins, and the size of the whole log."""
 
     text: str
@@ -32,7 +32,7 @@ class Part:
     size: int
 
 
-def read_part(folder: Path, offset: int, limit: int) -> Part:
+def read_part(folder: Path, offset: int, limit: int) -> LogPiece:
     """At most `limit` bytes from `offset` (negative: that many before the end).
 
     Where bytes were dropped the piece is a line about that, and the next piece begins after them. A character that is
@@ -55,7 +55,7 @@ def read_part(folder: Path, offset: int, limit: int) -> Part:
         dropped_from = max((start + length for start, (_, length) in pieces.items() if start + length <= at), default=0)
         kept_from = min((start for start, (_, length) in pieces.items() if start + length > at), default=size)
         if kept_from > at:
-            return Part(DROPPED.format(count=kept_from - dropped_from), at, kept_from, size)
+            return LogPiece(DROPPED.format(count=kept_from - dropped_from), at, kept_from, size)
         data = b""
         limit = max(1, min(limit, MOST_BYTES))
         for start in sorted(pieces):
@@ -68,7 +68,7 @@ def read_part(folder: Path, offset: int, limit: int) -> Part:
     left = len(decoder.getstate()[0])
     if left and (left == len(data) or at + len(data) >= size):  # alone, or the end of what there is so far
         text, left = text + decoder.decode(b"", final=True), 0
-    return Part(text, at, at + len(data) - left, size)
+    return LogPiece(text, at, at + len(data) - left, size)
 
 
 def _open_all(folder: Path, stack: ExitStack) -> list[BinaryIO]:

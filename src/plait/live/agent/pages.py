@@ -21,7 +21,7 @@ _SAVES = {int(one): one.name.lower() for one in Saves if one}
 
 
 @dataclass(frozen=True)
-class Progress:
+class PageProgress:
     """The fields of a `wire.Seen` that come from a page; `*_boot_s` are times of CLOCK_BOOTTIME."""
 
     steps: float = 0.0
@@ -54,7 +54,7 @@ class PageReader:
             self.trouble = str(error)
         self._samples: deque[tuple[float, tuple[float, ...]]] = deque()
         self._steps: deque[StepStats] = deque(maxlen=_WINDOW_STEPS)
-        self._last = Progress()
+        self._last = PageProgress()
         #: The newest `stage_since` that was looked at, and for how long the process had been frozen then.
         self._open_stage = (0.0, 0.0)
 
@@ -71,7 +71,7 @@ class PageReader:
             with contextlib.suppress(OSError):
                 setattr(self._page, name, value)
 
-    def read(self) -> Progress:
+    def read(self) -> PageProgress:
         """The newest progress; the last one known once the page is closed."""
         page = self._page
         if page is None:
@@ -84,7 +84,7 @@ class PageReader:
         if measured is not None:
             outside = page.profile_source == ProfileSource.NONE
             profile = Profile(list(measured.stage_s), measured.iteration_s, measured.samples, outside)
-        self._last = Progress(
+        self._last = PageProgress(
             steps=steps,
             step_s=self._paced_s(page) or _above_zero(page.number("step_s")),
             stage_s=self._stage_s(steps, page.seconds("busy_s")),

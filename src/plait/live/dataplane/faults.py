@@ -23,7 +23,7 @@ MOST_OVERTAKING, HELD_NS = 8, 5_000_000
 
 
 @dataclass(frozen=True)
-class Fault:
+class LinkFault:
     """Faults of datagrams: three probabilities, and a delay for all of them.
 
     `loss`, `duplicate` and `reorder` (1 to `MOST_OVERTAKING` later datagrams overtake it) are from 0 to 1.
@@ -70,7 +70,7 @@ class _Held:
 class _Stream:
     """The datagrams of one job in one direction."""
 
-    fault: Fault
+    fault: LinkFault
     draw: random.Random
     held: list[_Held] = field(default_factory=list)
     lost: int = 0
@@ -83,12 +83,12 @@ class Faults:
 
     def __init__(self) -> None:
         self.active: set[str] = set()
-        self._rules: dict[tuple[str, int | None], Fault] = {}
+        self._rules: dict[tuple[str, int | None], LinkFault] = {}
         self._streams: dict[tuple[str, int], _Stream] = {}
         self._late: list[Late] = []
         self._numbers = count()
 
-    def set(self, direction: str, job: int | None, fault: Fault) -> None:
+    def set(self, direction: str, job: int | None, fault: LinkFault) -> None:
         """Let this happen to the datagrams of a job, or of all jobs without a rule of their own, from the next one on.
 
         Raises `InputError` for a direction that does not exist.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plait.core.errors import InputError, suggest
-from plait.live.dataplane.faults import Fault
+from plait.live.dataplane.faults import LinkFault
 from plait.live.dataplane.members import Member
 from plait.live.dataplane.server_plane import ServerPlane
 from plait.live.dataplane.switch_plane import SwitchPlane
@@ -110,7 +110,7 @@ class Operations:
     def do_fault(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Inject faults."""
         rates = {name: _number(request, name) for name in ("loss", "delay_s", "duplicate", "reorder")}
-        fault = Fault(**rates, seed=_whole(request, "seed", 0))
+        fault = LinkFault(**rates, seed=_whole(request, "seed", 0))
         self.plane.faults.set(str(request.get("direction")), _whole(request, "job", None), fault)
         return {}
 

@@ -99,7 +99,7 @@ class Problem:
 
 
 @dataclass
-class Counts:
+class EngineCounts:
     """Figures and problems for the service, which empties them."""
 
     #: Ended jobs: how, and seconds since they came.
@@ -154,7 +154,7 @@ class Context:
     reassign: bool = True
     broken: bool = False
     pending: Pending = field(default_factory=Pending)
-    counts: Counts = field(default_factory=Counts)
+    counts: EngineCounts = field(default_factory=EngineCounts)
     open_jobs: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     # -- changing -------------------------------------------------------------------------------------

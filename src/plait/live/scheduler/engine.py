@@ -33,7 +33,7 @@ from plait.live.protocol.arrays import all_members, array_of
 from plait.live.protocol.validation import sane_text
 from plait.live.protocol.wire import Assignment, Observed
 from plait.live.scheduler import assignments
-from plait.live.scheduler.context import FENCE_TRIES, Context, Counts, Pending, Problem, Unfenced
+from plait.live.scheduler.context import FENCE_TRIES, Context, EngineCounts, Pending, Problem, Unfenced
 from plait.live.scheduler.decide import LATE_S, WATCH_S, admit, decision_s, may_start, release, wake_s
 from plait.live.scheduler.explain import views, waiting
 from plait.live.scheduler.explain.gpu_demand import GpuDemand
@@ -227,7 +227,7 @@ class Engine:
         self.context.ready = ready
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> EngineCounts:
         """Figures and problems that the service reads and empties."""
         return self.context.counts
 

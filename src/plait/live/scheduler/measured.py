@@ -243,7 +243,7 @@ def profile_source(ctx: Context, job: JobRecord) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WorkDone:
     """Work done by a job, its total, and the current seconds of one iteration, as policies count; None unknown.
 
     In iterations: steps of the optimizer, of an adaptive job such as one at its first batch size is worth.
@@ -254,21 +254,21 @@ class Work:
     each_s: float | None
 
 
-def work_of(ctx: Context, job: JobRecord, attempt: Attempt) -> Work:
+def work_of(ctx: Context, job: JobRecord, attempt: Attempt) -> WorkDone:
     """The work of a job by the last reports of its processes."""
     lead, limits = attempt.lead, limits_of(job.request)
     if lead is None:
-        return Work(None, job.total, None)
+        return WorkDone(None, job.total, None)
     if limits is None:
-        return Work(attempt.steps, lead.total_steps, lead.step_s)
+        return WorkDone(attempt.steps, lead.total_steps, lead.step_s)
     report = lead.adaptive
     if report is None:  # it has not begun, or its script does not adapt
-        return Work(None, job.total, None)
+        return WorkDone(None, job.total, None)
     each_s = None
     if lead.step_s and report.batch_size:
         sqr, var = _noise(row_of(ctx, job))
         each_s = lead.step_s / float(gain(sqr, var, _scale(report.batch_size, limits)))
-    return Work(attempt.progress, job.total, each_s)
+    return WorkDone(attempt.progress, job.total, each_s)
 
 
 def _report_estimate(ctx: Context, job: JobRecord, seen: Seen) -> None:

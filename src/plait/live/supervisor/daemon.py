@@ -80,7 +80,7 @@ def _record(layout: Layout, name: str, pid: int) -> None:
             procs.write_json(layout.home / f"{name}.json", {**vars(process), "host": socket.gethostname()})
 
 
-class Claim:
+class KeeperClaim:
     """A keeper's lock; true if this process is the keeper of that name."""
 
     def __init__(self, layout: Layout, name: str, lock: IO[str] | None) -> None:
@@ -99,16 +99,16 @@ class Claim:
 
 
 @contextlib.contextmanager
-def only_one(layout: Layout, name: str) -> Iterator[Claim]:
+def only_one(layout: Layout, name: str) -> Iterator[KeeperClaim]:
     """Claim to be the keeper of that name; the claim is false if another process is."""
     with open(layout.home / f"{name}.lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield Claim(layout, name, None)
+            yield KeeperClaim(layout, name, None)
             return
         _record(layout, name, os.getpid())
-        claim = Claim(layout, name, lock)
+        claim = KeeperClaim(layout, name, lock)
         yield claim
         if is_at_its_path(lock):
             (layout.home / f"{name}.json").unlink(missing_ok=True)

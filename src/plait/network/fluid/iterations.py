@@ -41,7 +41,7 @@ LEAST_BUSY = 1e-6
 
 
 @dataclass(frozen=True)
-class Iterations:
+class IterationTimes:
     """What `iterations` finds, one value a job.
 
     `iteration_s` and, of it, `exchange_s`; `busy`: the part of the time in which it exchanges; `aggregated`: share of
@@ -71,7 +71,7 @@ def iterations(
     phases: str = "random",
     turns: FloatArray | None = None,
     corrected: Corrected | None = None,
-) -> Iterations:
+) -> IterationTimes:
     """Iteration times of jobs that all run.
 
     `parts`: their exchanges, each with at least one channel; `bits` > 0: of one gradient; `compute_s` > 0: seconds of
@@ -94,7 +94,7 @@ def iterations(
         wanted = work.busy(exchange_s)
         change = float(np.abs(wanted - busy).max())
         if change <= (LOOSE if step_number == MOST_STEPS else NEAR):
-            return Iterations(iteration_s, exchange_s, wanted, found.aggregated, found.channel)
+            return IterationTimes(iteration_s, exchange_s, wanted, found.aggregated, found.channel)
         if float((wanted - busy) @ last) < 0:  # it swings: smaller steps
             step *= 0.7
         last = wanted - busy

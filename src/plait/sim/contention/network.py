@@ -21,7 +21,7 @@ from plait.core.plan import Gate, Groups
 from plait.core.resources import Resource
 from plait.network.fluid.exchanges import Exchange, Prepared, prepared
 from plait.network.fluid.granted import granted_exchange
-from plait.network.fluid.iterations import PHASES, Iterations, exposed_s, iterations
+from plait.network.fluid.iterations import PHASES, IterationTimes, exposed_s, iterations
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.fluid.memory import SteadyRates
 from plait.network.gradients import MOST_EXCHANGE, gradient_bytes
@@ -165,11 +165,11 @@ class NetworkPhysics:
     def _solved(
         self, graph: Graph, cluster: Cluster, ways: tuple[Way, ...], parts: list[Prepared], bits: FloatArray,
         compute_s: FloatArray, turns: FloatArray,
-    ) -> Iterations:  # fmt: skip
+    ) -> IterationTimes:  # fmt: skip
         """Iteration times of jobs that meet; kept, as most of them stay when one job comes or goes."""
         key = (ways, bits.tobytes(), compute_s.tobytes(), turns.tobytes())
         found = self._known.get(key)
-        if not isinstance(found, Iterations):
+        if not isinstance(found, IterationTimes):
             if len(self._known) > MOST_KNOWN:
                 self._known.clear()
             measured = Measured(cluster, graph, self.rates, self._measured)

@@ -92,7 +92,7 @@ class Proposal(NamedTuple):
     current: Reason
 
 
-class Agreement(NamedTuple):
+class RankAgreement(NamedTuple):
     """What all ranks know together: as `Proposal`, and whether all know the same `version`."""
 
     exponent: int
@@ -126,12 +126,12 @@ class RankGroup:
 
         return wait
 
-    def agree(self, proposal: Proposal) -> Agreement:
+    def agree(self, proposal: Proposal) -> RankAgreement:
         """The agreement before a bucket: the largest exponent, the newest version, and the worst reasons."""
         exponent, version, least, newest, current = self.largest(
             [proposal.exponent, proposal.version, -proposal.version, proposal.newest, proposal.current]
         )()
-        return Agreement(exponent, version, version == -least, Reason(newest), Reason(current))
+        return RankAgreement(exponent, version, version == -least, Reason(newest), Reason(current))
 
     def worst(self, reason: Reason) -> Callable[[], tuple[Reason, int]]:
         """Begin the agreement after a bucket; the function that is returned waits for it.
@@ -158,7 +158,7 @@ class RankGroup:
         self._own.close()
 
 
-def not_finite(agreement: Agreement) -> bool:
+def not_finite(agreement: RankAgreement) -> bool:
     """Whether any rank has a gradient that is not finite."""
     return agreement.exponent >= NOT_FINITE
 

@@ -34,14 +34,14 @@ from typing import Any
 
 from plait.core.errors import InputError
 from plait.core.resources import Resource
-from plait.runtime.gate_choice import Choice
+from plait.runtime.gate_choice import GateChoice
 from plait.runtime.gates import GroupMember as Mate
 from plait.runtime.gates import make_group
 from plait.runtime.page import STOP_GRACEFULLY, STOP_NOW, VERSION, Page
 from plait.training.attachment import attach
 from plait.training.job import Job
 from plait.training.merged import thread_jobs
-from plait.training.merged.routes import Routes, Stream, Streams
+from plait.training.merged.routes import Stream, Streams, ThreadRoutes
 from plait.training.merged.thread_jobs import Preempted, ThreadJob, Unmergeable
 from plait.training.process import torch_cuda
 from plait.training.stopping import PREEMPTED
@@ -80,7 +80,7 @@ class InterleavePlan:
     epoch: int = 1
 
     @classmethod
-    def of(cls, choice: Choice) -> InterleavePlan:
+    def of(cls, choice: GateChoice) -> InterleavePlan:
         return cls(choice.gate, choice.turns)
 
 
@@ -114,7 +114,7 @@ class JobThreads:
         """Start without members; `__enter__` prepares the process."""
         self.results: dict[int, JobResult] = {}
         self._ended = ended
-        self._routes = Routes(last_words)
+        self._routes = ThreadRoutes(last_words)
         self._threads: list[threading.Thread] = []
         self._streams: Streams | None = None
 
@@ -281,7 +281,7 @@ class Merged:
     def __init__(
         self,
         jobs: Sequence[Callable[[Job], object]],
-        plan: InterleavePlan | Choice | None = None,
+        plan: InterleavePlan | GateChoice | None = None,
         *,
         folder: str | os.PathLike[str] | None = None,
         names: Sequence[str] | None = None,
@@ -293,7 +293,7 @@ class Merged:
         `names`: unique, default job0, job1, ...; `checkpoint_s`: seconds between checkpoints; `peers`: other processes
         that run the same jobs. Raises `InputError` for a plan that does not fit the jobs.
         """
-        self.plan = plan = InterleavePlan.of(plan) if isinstance(plan, Choice) else plan or InterleavePlan()
+        self.plan = plan = InterleavePlan.of(plan) if isinstance(plan, GateChoice) else plan or InterleavePlan()
         self._jobs, self._peers = list(jobs), peers
         self.names = list(names or (f"job{i}" for i in range(len(jobs))))
         turns = plan.turns if plan.turns is not None else tuple(i % len(Resource) for i in range(len(jobs)))
@@ -397,7 +397,7 @@ class Merged:
 
 def run_merged(
     jobs: Sequence[Callable[[Job], object]],
-    plan: InterleavePlan | Choice | None = None,
+    plan: InterleavePlan | GateChoice | None = None,
     *,
     folder: str | os.PathLike[str] | None = None,
     names: Sequence[str] | None = None,

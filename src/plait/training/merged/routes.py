@@ -6,7 +6,7 @@ refused     signal handlers and timers, another working directory, another defau
 reported    os._exit, os.abort and signals to the own process: they end all members, and the runner learns who did it
 
 Routed values depend on the calling thread. Not covered: environment variables as C libraries read them, cuDNN flags,
-the root logger, and the state of modules that two members import. `Routes` installs the replacements and removes them.
+the root logger, and the state of modules that two members import. `ThreadRoutes` makes replacements and removes them.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class _Main(ModuleType):
         setattr(object.__getattribute__(self, "_whole"), name, value)
 
 
-class Routes:
+class ThreadRoutes:
     """Installs all replacements; `last_words(member, what)` is called before a member ends the process."""
 
     def __init__(self, last_words: Callable[[ThreadJob, str], None] = lambda member, what: None) -> None:
@@ -376,7 +376,7 @@ class TorchStreams:
 class Streams:
     """Routes the random streams of all libraries; one per merged process."""
 
-    def __init__(self, routes: Routes) -> None:
+    def __init__(self, routes: ThreadRoutes) -> None:
         """Route the streams of libraries that are imported now, until `routes` is closed."""
         self.torch: TorchStreams | None = None
         self._route_python(routes)
@@ -402,20 +402,20 @@ class Streams:
         if self.torch is not None:
             self.torch.own(None)
 
-    def _route_python(self, routes: Routes) -> None:
+    def _route_python(self, routes: ThreadRoutes) -> None:
         plain: Any = random._inst
         for name in dir(random):
             if getattr(getattr(random, name), "__self__", None) is plain:
                 routes.replace(random, name, _by_member(plain, name, "python"))
 
-    def _route_numpy(self, routes: Routes) -> None:
+    def _route_numpy(self, routes: ThreadRoutes) -> None:
         owner: Any = sys.modules["numpy"].random
         plain = owner.mtrand._rand
         names = {n: n for n in dir(owner) if getattr(getattr(owner, n), "__self__", None) is plain} | _NUMPY_ALSO
         for name, method in names.items():
             routes.replace(owner, name, _by_member(plain, method, "numpy"))
 
-    def _route_torch(self, routes: Routes, torch: Any, streams: TorchStreams) -> None:
+    def _route_torch(self, routes: ThreadRoutes, torch: Any, streams: TorchStreams) -> None:
         def route(owner: Any, names: tuple[str, ...]) -> None:
             for name in names:
                 if hasattr(owner, name):

@@ -27,7 +27,7 @@ class NotReady(Exception):
 
 
 @dataclass
-class Running:
+class RunningPlane:
     """A process that has reported ready: its data port and a connection to its control socket."""
 
     process: Process
@@ -61,7 +61,7 @@ class Starting:
         assert child.stdout is not None
         os.set_blocking(child.stdout.fileno(), False)
 
-    def look(self) -> Running | None:
+    def look(self) -> RunningPlane | None:
         """The process once it is ready; never waits. Raises `NotReady`, having ended it, if it ends or is too slow."""
         stdout = self._child.stdout
         assert stdout is not None
@@ -80,7 +80,7 @@ class Starting:
             raise NotReady(f"{self._what} did not start: {_last_line(self._log)}")
         stdout.close()
         port = int(json.loads(line)["data"][1])
-        return Running(self._process, port, SwitchControl(self._control, CONTROL_S), self._child)
+        return RunningPlane(self._process, port, SwitchControl(self._control, CONTROL_S), self._child)
 
     def end(self) -> None:
         """End it by force: it has no users."""
@@ -101,21 +101,21 @@ class PlaneProcesses:
         """
         self.order, self._sockets, self._log, self._mark, self._cwd = order, sockets, log, mark, cwd
         self._children = children
-        self._server: Running | None = None
-        self._switch: Running | None = None
+        self._server: RunningPlane | None = None
+        self._switch: RunningPlane | None = None
         self._starting: Starting | None = self._start("server", {
             "payload": order.payload_bytes, "window": order.most_window, "jobs": order.most_jobs,
             "slots": order.aggregators,
         })  # fmt: skip
 
     @property
-    def server(self) -> Running:
+    def server(self) -> RunningPlane:
         """The aggregation server, once both are `ready`."""
         assert self._server is not None
         return self._server
 
     @property
-    def switch(self) -> Running:
+    def switch(self) -> RunningPlane:
         """The software switch, once both are `ready`."""
         assert self._switch is not None
         return self._switch

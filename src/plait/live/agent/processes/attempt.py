@@ -15,7 +15,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from plait.live.agent.journal import Key, Remembered
 from plait.live.agent.lease import Lease
 from plait.live.agent.outside import BEGIN_S, profile_of
-from plait.live.agent.pages import PageReader, Progress
+from plait.live.agent.pages import PageProgress, PageReader
 from plait.live.agent.processes.job_files import Claim, end_of, read_claim, read_end
 from plait.live.agent.sharing import GpuProcess
 from plait.live.protocol.validation import sane_text
@@ -376,7 +376,7 @@ class LocalAttempt:
 
     def counts_iterations(self) -> bool:
         """Whether its own process measures its stages, or will do so."""
-        last = self.page.read() if self.page is not None else Progress()
+        last = self.page.read() if self.page is not None else PageProgress()
         return last.steps > 0 if last.profile is None else not last.profile.outside
 
     def _held_at(self, boot_s: float | None) -> float | None:

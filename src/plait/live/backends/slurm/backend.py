@@ -82,8 +82,8 @@ class SlurmOptions:
         return options
 
     @property
-    def limits(self) -> Limits:
-        return Limits(self.gpus, self.min_nodes, self.max_nodes, self.idle_s)
+    def limits(self) -> AllocationLimits:
+        return AllocationLimits(self.gpus, self.min_nodes, self.max_nodes, self.idle_s)
 
 
 def _words(given: Mapping[str, Any], name: str) -> str | None:
@@ -128,7 +128,7 @@ UNBORN_S = 300.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class AllocationLimits:
     """The user's limits: GPUs an allocation, minimum and maximum allocations, seconds that one may be idle."""
 
     gpus: int
@@ -181,7 +181,7 @@ class Moves:
     end: tuple[int, ...] = ()
 
 
-def plan_allocations(held: Sequence[Held], wanted_gpus: int, limits: Limits, *, empty: bool = False) -> Moves:
+def plan_allocations(held: Sequence[Held], wanted_gpus: int, limits: AllocationLimits, *, empty: bool = False) -> Moves:
     """Changes that bring the allocations nearer to the jobs' demand, within the limits.
 
     One that nears its time limit no longer counts, so its successor is requested while it still works (only then are
@@ -189,7 +189,7 @@ def plan_allocations(held: Sequence[Held], wanted_gpus: int, limits: Limits, *, 
     withdrawn from the queue first, then drained when idle for long enough; drained and empty ones are released.
     `empty`: nodes with jobs may be drained too, nodes with the fewest GPUs in use first; their jobs continue elsewhere.
 
-    >>> plan_allocations([], 9, Limits(gpus=4, max_nodes=2))
+    >>> plan_allocations([], 9, AllocationLimits(gpus=4, max_nodes=2))
     Moves(submit=2, cancel=(), drain=(), release=(), end=())
     """
     target = min(max(math.ceil(wanted_gpus / limits.gpus), limits.min_nodes), limits.max_nodes)

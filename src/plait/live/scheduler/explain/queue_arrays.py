@@ -16,6 +16,7 @@ from plait.core.jobs import Phase
 from plait.core.policy import Policy, layers
 from plait.live.scheduler.explain.durations import Unknown
 from plait.live.scheduler.explain.list_schedule import PREEMPT, STRICT
+from plait.live.scheduler.measured import WorkDone
 from plait.policies.compose import Composed
 
 
@@ -25,14 +26,6 @@ class Who(NamedTuple):
     user: str
     name: str
     command: str = ""
-
-
-class Reported(NamedTuple):
-    """Last report of a running job: iterations done, total, and seconds of one; None for values that it lacked."""
-
-    done: float | None
-    total: float | None
-    each_s: float | None
 
 
 @dataclass(frozen=True)
@@ -86,7 +79,7 @@ def kind_masks(gpu_kinds: IntArray | None, memory_bytes: FloatArray, cluster: Cl
 def arrays_of(
     controller: Controller,
     who: Callable[[int], Who],
-    reported: Mapping[int, Reported] | None = None,
+    reported: Mapping[int, WorkDone] | None = None,
     order: IntArray | None = None,
 ) -> QueueArrays:
     """The current queue; `reported` by job number; `order` of job numbers, otherwise that of the last decision."""
@@ -132,7 +125,7 @@ def _kept_until(controller: Controller, jobs: IntArray) -> FloatArray:
 
 def _unknown(
     controller: Controller, jobs: IntArray, running: IntArray, gpus: IntArray, who: Callable[[int], Who],
-    reported: Mapping[int, Reported], now_s: float,
+    reported: Mapping[int, WorkDone], now_s: float,
 ) -> Unknown:  # fmt: skip
     """Remaining seconds of each job at its present size, as far as they are known."""
     columns = controller.job_store.columns

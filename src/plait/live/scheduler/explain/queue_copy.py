@@ -19,8 +19,8 @@ from plait.live.scheduler.context import Context
 from plait.live.scheduler.explain.durations import History
 from plait.live.scheduler.explain.next_starts import Release, next_starts
 from plait.live.scheduler.explain.outlook import Calibrations
-from plait.live.scheduler.explain.queue_arrays import QueueArrays, Reported, Who, arrays_of
-from plait.live.scheduler.measured import work_of
+from plait.live.scheduler.explain.queue_arrays import QueueArrays, Who, arrays_of
+from plait.live.scheduler.measured import WorkDone, work_of
 from plait.live.scheduler.state import RECENT
 from plait.policies.compose import Composed
 
@@ -38,7 +38,7 @@ class QueueCopy:
     controller: Controller
     numbers: IntArray
     owners: Mapping[int, Who]
-    reported: Mapping[int, Reported]
+    reported: Mapping[int, WorkDone]
     by: Calibrations
     policy: str
     ready: bool = True
@@ -56,7 +56,7 @@ class QueueCopy:
             if node.id in state.nodes and state.nodes[node.id].state == "suspect":  # it will probably report again
                 small.cluster = small.cluster.with_node(node)
         owners: dict[int, Who] = {}
-        reported: dict[int, Reported] = {}
+        reported: dict[int, WorkDone] = {}
         for row, number in enumerate(numbers.tolist()):
             job = state.jobs.get(number)
             if job is None:
@@ -64,8 +64,7 @@ class QueueCopy:
             name = str(job.request.get("name") or job.request.get("model") or "")
             owners[row] = Who(job.owner, name, command_line(job.request["command"]))
             if job.live is not None:
-                work = work_of(ctx, job, job.live)
-                reported[row] = Reported(work.done, work.total, work.each_s)
+                reported[row] = work_of(ctx, job, job.live)
         by = Calibrations.of(state.record, now_s)
         return cls(state.decision_seq, small, numbers, owners, reported, by, state.policy_text, ctx.ready)
 

@@ -29,7 +29,7 @@ STALLED, STALLED_S = 2.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GpuPlace:
     """A GPU: its node and the node's number of it."""
 
     node: str
@@ -68,11 +68,11 @@ def utilisation(usage: Usage, gpu: int) -> float | None:
     return usage.gpus[gpu].utilisation if gpu < len(usage.gpus) else None
 
 
-def _places(attempt: Attempt) -> list[Place]:
-    return list(dict.fromkeys(Place(r.node, r.gpu) for r in attempt.ranks if not r.ended))
+def _places(attempt: Attempt) -> list[GpuPlace]:
+    return list(dict.fromkeys(GpuPlace(r.node, r.gpu) for r in attempt.ranks if not r.ended))
 
 
-def _job_usage(ctx: Context, job: JobRecord, attempt: Attempt, holders: Counter[Place]) -> JobUsage:
+def _job_usage(ctx: Context, job: JobRecord, attempt: Attempt, holders: Counter[GpuPlace]) -> JobUsage:
     busy = {place: _busy(ctx, place) for place in _places(attempt)}
     part = {place: 1 / holders[place] for place in busy}
     known = {place: value for place, value in busy.items() if value is not None}
@@ -95,7 +95,7 @@ def _job_usage(ctx: Context, job: JobRecord, attempt: Attempt, holders: Counter[
     )  # fmt: skip
 
 
-def _busy(ctx: Context, place: Place) -> float | None:
+def _busy(ctx: Context, place: GpuPlace) -> float | None:
     """The last report of a silent node is out of date."""
     node = ctx.state.nodes.get(place.node)
     return None if node is None or node.lost or node.suspect else utilisation(node.usage, place.gpu)
@@ -113,7 +113,7 @@ def _of_processes(seen: Sequence[Seen]) -> dict[str, float]:
     return out
 
 
-def _gpu_memory(ctx: Context, seen: Sequence[Seen], places: Sequence[Place]) -> float | None:
+def _gpu_memory(ctx: Context, seen: Sequence[Seen], places: Sequence[GpuPlace]) -> float | None:
     own = [one.memory.peak_bytes for one in seen if one.memory is not None]
     if own:
         return sum(own)
@@ -149,10 +149,10 @@ def _of_batch(ctx: Context, job: JobRecord, attempt: Attempt, lead: Seen) -> dic
     return out
 
 
-def _rank(index: int, rank: Rank, busy: dict[Place, float | None]) -> dict[str, Any]:
+def _rank(index: int, rank: Rank, busy: dict[GpuPlace, float | None]) -> dict[str, Any]:
     """One rank for display: its place, and the recent use of its processes."""
     out: dict[str, Any] = {
-        "rank": index, "node": rank.node, "gpu": rank.gpu, "gpu_utilisation": busy[Place(rank.node, rank.gpu)],
+        "rank": index, "node": rank.node, "gpu": rank.gpu, "gpu_utilisation": busy[GpuPlace(rank.node, rank.gpu)],
     }  # fmt: skip
     used = rank.seen.resources if rank.seen is not None else None
     memory = rank.seen.memory if rank.seen is not None else None

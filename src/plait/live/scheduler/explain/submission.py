@@ -35,7 +35,7 @@ SOONER, LONG_S = 0.95, 600.0
 
 
 @dataclass(frozen=True)
-class Variant:
+class RequestVariant:
     """The job with one thing changed: the option for it, and how much longer the job would run."""
 
     change: str
@@ -53,7 +53,7 @@ def what_if(
     Pure except for `copy`, which is unchanged afterwards. Raises any exception of the policy.
     """
     controller = copy.controller
-    variants = [Variant("none", "", "as requested", spec), *_variants(copy, spec)]
+    variants = [RequestVariant("none", "", "as requested", spec), *_variants(copy, spec)]
     first = controller.job_store.count
     order = order_with(controller, [replace(v.spec, id=f"what if {i}") for i, v in enumerate(variants)])
     place = np.empty(first + len(variants), dtype=np.int64)
@@ -93,22 +93,22 @@ def what_if(
     )  # fmt: skip
 
 
-def _variants(copy: QueueCopy, spec: JobSpec) -> list[Variant]:
+def _variants(copy: QueueCopy, spec: JobSpec) -> list[RequestVariant]:
     """Possible changes of a job."""
-    out: list[Variant] = []
+    out: list[RequestVariant] = []
     cluster, policy = copy.controller.cluster, copy.controller.policy
     size = spec.gpus
     while size > 1 and len(out) < 2 and spec.batch is None:
         size //= 2
         smaller = replace(spec, gpus=size, min_gpus=0, max_gpus=0)
         text = f"with {counted(size, 'GPU')}, if it then takes {spec.gpus / size:g} times as long"
-        out.append(Variant("gpus", f"--gpus {size}", text, smaller, spec.gpus / size))
+        out.append(RequestVariant("gpus", f"--gpus {size}", text, smaller, spec.gpus / size))
     memory = cluster.kind_gpu_memory_bytes
     for kind, there in zip(cluster.kinds, memory.tolist(), strict=True):
         if there < spec.gpu_memory_bytes and len(out) < 5:
             less = replace(spec, gpu_memory_bytes=there)
             text = f"with {there / 1e9:g} GB a GPU, as {kind} has"
-            out.append(Variant("kind", f"--gpu-memory {there / 1e9:g}G", text, less))
+            out.append(RequestVariant("kind", f"--gpu-memory {there / 1e9:g}G", text, less))
     if isinstance(policy, UsesRequests) and JOB_CLASS in policy.uses:
         for one in (JobClass.OPPORTUNISTIC, JobClass.AUTO):
             if one != spec.job_class and spec.job_class != JobClass.OPPORTUNISTIC:
@@ -116,12 +116,14 @@ def _variants(copy: QueueCopy, spec: JobSpec) -> list[Variant]:
                 sharing = has_guests(policy) and one is JobClass.OPPORTUNISTIC
                 text = "as a guest on what others leave" if sharing else f"in class {word}"
                 out.append(
-                    Variant("sharing" if sharing else "class", f"--class {word}", text, replace(spec, job_class=one))
+                    RequestVariant(
+                        "sharing" if sharing else "class", f"--class {word}", text, replace(spec, job_class=one)
+                    )
                 )
     return out
 
 
-def _masks(copy: QueueCopy, variants: Sequence[Variant]) -> Any:
+def _masks(copy: QueueCopy, variants: Sequence[RequestVariant]) -> Any:
     cluster = copy.controller.cluster
     named = np.array([cluster.kind_mask(v.spec.gpu_kinds) for v in variants], dtype=np.int64)
     return kind_masks(named, np.array([v.spec.gpu_memory_bytes for v in variants]), cluster)
@@ -137,7 +139,7 @@ def _durations(history: History, spec: JobSpec, who: Who, draws: int) -> tuple[F
     return took_s[:, 0], words[0]
 
 
-def _answer(copy: QueueCopy, variant: Variant, starts_s: FloatArray, took_s: FloatArray) -> SubmissionVariant:
+def _answer(copy: QueueCopy, variant: RequestVariant, starts_s: FloatArray, took_s: FloatArray) -> SubmissionVariant:
     """A variant with its times; a guest has no end, for its pace is what others leave."""
     guest = variant.change == "sharing"
     start, end = Times.of(starts_s, copy.by.start), Times.of(starts_s + took_s, copy.by.end)
