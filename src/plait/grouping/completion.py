@@ -28,12 +28,14 @@ BUCKET, CLASS, GPUS, KINDS, RUNS, KEPT = 0, 1, 2, 3, 4, 5
 V, STAY = 0, 1
 #: Companions that a lead chooses from: running mates and the next in line, so many of one class.
 POOL, ALIKE = 16, 3
-#: Shape of `CompletionPlan.scratch`. The last entry of its first row is the host of the group looked at last.
-SCRATCH_ROWS, SCRATCH = 5, 40
+#: Shape of `CompletionPlan.scratch`; of its first row the columns from `MEMBERS` on are ranks, the last one a host.
+SCRATCH_ROWS, SCRATCH, MEMBERS = 5, 40, 20
 #: Columns of `WorthLine.law`: GPU seconds of an iteration, 1 if stages overlap alone, memory of a process of its own;
 #: then, with one guest, two and so on, the part of its GPUs that they get together, and how much longer it takes.
 GPU_S, OVERLAPS, OWN_MEMORY, BESIDE = 0, 1, 2, 3
 GPU = int(Resource.GPU)
+#: Columns of `WorthLine.paces`: seconds in turns, without and with interference, and seconds of each member by host.
+IDEAL, TURNS, HOSTS = 0, 1, 2
 #: Times that stages are stretched until their resources suffice, at most, and how exactly.
 STRETCHES, ENOUGH = 20, 1.001
 #: Sweeps of exchanges at most.
@@ -49,7 +51,9 @@ NO_LAW: FloatArray = np.zeros((1, 0))
 class WorthLine(NamedTuple):
     """The jobs in their order and what they are worth; `rows` to `first` as `grouping.kernels` takes them.
 
-    `law` has a row a class: what it is to others as host and as guest; `scratch` (3, 4) is room for paces.
+    `law` has a row a class: what it is to others as host and as guest; `scratch` (5, 5) is room for floats. `keys` and
+    `paces` hold what groups of known classes do (`known_group`): few classes make most groups. Groups of other classes
+    may take each other's place there.
     """
 
     about: IntArray
@@ -59,12 +63,14 @@ class WorthLine(NamedTuple):
     shape: IntArray
     table: IntArray
     first: IntArray
-    law: FloatArray = NO_LAW
-    scratch: FloatArray = NO_LAW
+    law: FloatArray
+    scratch: FloatArray
+    keys: IntArray
+    paces: FloatArray
 
 
 class CompletionPlan(NamedTuple):
-    """Units: the unit of each rank (-1: waits), and members and size of each; the first member leads.
+    """Units: the unit of each rank (-1: waits), and members, size and value of each; the first member leads.
 
     `scratch` is room for the kernels, which make no arrays: classes, a group to try, the best group, picks, the pool.
     """
@@ -72,52 +78,44 @@ class CompletionPlan(NamedTuple):
     unit_of: IntArray
     members: IntArray
     size: IntArray
+    value: FloatArray
     scratch: IntArray
 
 
 @lean_part
-def lock_step_worth(ranks: IntArray, jobs: int, line: WorthLine, classes: IntArray) -> float:
-    """Value of a group of two and more that takes turns; -1 if it may not be."""
-    worth, rows = line.worth, line.rows
+def lock_step_s(classes: IntArray, jobs: int, line: WorthLine) -> float:
+    """Seconds of an iteration of a group that takes turns, without interference; infinite if it may not be."""
+    rows = line.rows
     after = 3 * line.shape[0]
-    value, memory, longest = 0.0, 0.0, 0.0
+    memory, longest = 0.0, 0.0
     for i in range(jobs):
-        solo = rows[classes[i], after + kernels.SOLO]
-        value += worth[ranks[i], V] * solo
         memory += rows[classes[i], after + kernels.MEMORY]
-        if solo > longest:
-            longest = solo
+        longest = max(longest, rows[classes[i], after + kernels.SOLO])
     if memory > line.numbers[line.shape[1]]:
-        return -1.0
-    time, at = kernels.group_time(rows, classes, jobs, line.shape, line.table, line.first)
-    if at < 0:
-        return -1.0
-    if longest > time:
-        time = longest
-    time *= line.numbers[jobs - 1] * kernels.pair_cost(rows, classes, jobs, after + kernels.EXTRAS)
-    together: float = value / time
-    return together
+        return np.inf
+    time: float = kernels.group_time(rows, classes, jobs, line.shape, line.table, line.first)[0]
+    return max(longest, time)
 
 
 @lean_part
-def guests_worth(ranks: IntArray, jobs: int, line: WorthLine, classes: IntArray) -> float:
-    """Value of two jobs and more of which one is the host and the others its guests; -1 if they may not be.
+def fill_paces(classes: IntArray, jobs: int, line: WorthLine, paces: FloatArray) -> None:
+    """Write the seconds of an iteration of each member with each as the host, by host; -1 if they may not be.
 
     Guests get what the sharing law leaves them of the host's GPUs. Nobody hands out the other resources: stages there
-    stretch until each suffices. The host of the best choice is left at the end of `classes`.
+    stretch until each suffices.
     """
     law, rows, k = line.law, line.rows, line.shape[0]
-    if BESIDE + 2 * (jobs - 1) > law.shape[1]:
-        return -1.0
     after, memory = 3 * k, 0.0
+    paces[0] = -1.0
+    if BESIDE + 2 * (jobs - 1) > law.shape[1]:
+        return
     for i in range(jobs):
         memory += law[classes[i], OWN_MEMORY]
     if memory > line.numbers[line.shape[1]]:
-        return -1.0
-    alone, pace, stretch = line.scratch[0], line.scratch[1], line.scratch[2]
-    best = -1.0
+        return
+    alone, stretch = line.scratch[0], line.scratch[1]
     for host in range(jobs):
-        at = BESIDE + 2 * (jobs - 2)
+        at, pace = BESIDE + 2 * (jobs - 2), paces[host * jobs : (host + 1) * jobs]
         share = law[classes[host], at] / (jobs - 1)
         for i in range(jobs):
             one, solo = classes[i], rows[classes[i], after + kernels.SOLO]
@@ -150,35 +148,83 @@ def guests_worth(ranks: IntArray, jobs: int, line: WorthLine, classes: IntArray)
                         longest = max(longest, own_s * stretch[r])
                         more += own_s * (stretch[r] - 1.0)
                 pace[i] = max(alone[i], longest) if law[classes[i], OVERLAPS] > 0.0 else alone[i] + more
-        value = 0.0
-        for i in range(jobs):
-            value += line.worth[ranks[i], V] * rows[classes[i], after + kernels.SOLO] / pace[i]
-        if value > best:
-            best, classes[SCRATCH - 1] = value, host
-    return best
+
+
+@lean_part
+def known_group(ranks: IntArray, jobs: int, line: WorthLine, classes: IntArray) -> int:
+    """Row of `line.paces` for a group of two and more, computed once for its classes.
+
+    It has the seconds of an iteration in turns, without and with interference, then those of `fill_paces`.
+    Members are in ascending order of class, which go to `classes`, and their ranks behind them, from `MEMBERS` on.
+    """
+    for i in range(jobs):
+        at, one = i, line.about[ranks[i], CLASS]
+        while at > 0 and classes[at - 1] > one:
+            classes[at], classes[MEMBERS + at] = classes[at - 1], classes[MEMBERS + at - 1]
+            at -= 1
+        classes[at], classes[MEMBERS + at] = one, ranks[i]
+    key = 0
+    for i in range(jobs):
+        key = key * (len(line.rows) + 1) + classes[i] + 1
+    row: int = key % len(line.keys)
+    if line.keys[row] != key:
+        line.keys[row] = key
+        ideal_s = lock_step_s(classes, jobs, line)
+        pairs = 3 * line.shape[0] + kernels.EXTRAS
+        line.paces[row, IDEAL] = ideal_s
+        line.paces[row, TURNS] = ideal_s * line.numbers[jobs - 1] * kernels.pair_cost(line.rows, classes, jobs, pairs)
+        fill_paces(classes, jobs, line, line.paces[row, HOSTS:])
+    return row
+
+
+@lean_part
+def turns_and_guests(row: int, jobs: int, line: WorthLine, classes: IntArray) -> tuple[float, float]:
+    """Value of a `known_group` in turns, and as host and guests; -1 where it may not be.
+
+    The host of the best choice is left at the end of `classes`.
+    """
+    paces, solo = line.paces[row], 3 * line.shape[0] + kernels.SOLO
+    turns, guests = 0.0, -1.0
+    for i in range(jobs):
+        turns += line.worth[classes[MEMBERS + i], V] * line.rows[classes[i], solo]
+    turns = turns / paces[TURNS] if paces[TURNS] < np.inf else -1.0
+    if paces[HOSTS] >= 0.0:
+        for host in range(jobs):
+            value = 0.0
+            for i in range(jobs):
+                own = line.worth[classes[MEMBERS + i], V] * line.rows[classes[i], solo]
+                value += own / paces[HOSTS + host * jobs + i]
+            if value > guests:
+                guests, classes[SCRATCH - 1] = value, classes[MEMBERS + host]
+    return turns, guests
+
+
+@lean_part
+def together_worth(row: int, jobs: int, line: WorthLine, classes: IntArray) -> float:
+    """Value of a `known_group`, avoided restarts included; -1 if it may not be."""
+    turns, guests = turns_and_guests(row, jobs, line, classes)
+    together = max(turns, guests)
+    if together < 0.0:
+        return -1.0
+    most = 0.0
+    for i in range(jobs):
+        stays, group = 0.0, line.about[classes[MEMBERS + i], RUNS]
+        if group >= 0:
+            for other in range(jobs):
+                if line.about[classes[MEMBERS + other], RUNS] == group:
+                    stays += line.worth[classes[MEMBERS + other], STAY]
+        if stays > most:
+            most = stays
+    return together + most
 
 
 @lean_part
 def group_worth(ranks: IntArray, jobs: int, line: WorthLine, classes: IntArray) -> float:
     """Value of the first `jobs` of `ranks` as a group, avoided restarts included; -1 if it may not be."""
-    about, worth = line.about, line.worth
     if jobs == 1:
-        alone: float = worth[ranks[0], V] + worth[ranks[0], STAY]
+        alone: float = line.worth[ranks[0], V] + line.worth[ranks[0], STAY]
         return alone
-    for i in range(jobs):
-        classes[i] = about[ranks[i], CLASS]
-    together = max(lock_step_worth(ranks, jobs, line, classes), guests_worth(ranks, jobs, line, classes))
-    if together < 0.0:
-        return -1.0
-    most = 0.0
-    for i in range(jobs):
-        stays = 0.0
-        for other in range(jobs):
-            if about[ranks[i], RUNS] >= 0 and about[ranks[other], RUNS] == about[ranks[i], RUNS]:
-                stays += worth[ranks[other], STAY]
-        if stays > most:
-            most = stays
-    return together + most
+    return together_worth(known_group(ranks, jobs, line, classes), jobs, line, classes)
 
 
 @lean_part
@@ -189,25 +235,42 @@ def best_group(lead: int, fixed: int, pooled: int, price: float, line: WorthLine
     costs what it would be worth above `price`, on GPUs of its own.
     """
     classes, trial, best, pick, pool = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
-    most, base = line.shape[1], 1 + fixed
+    most, base, after = line.shape[1], 1 + fixed, 3 * line.shape[0]
+    work, paid, ideal_s = line.scratch[2], line.scratch[3], line.scratch[4]
+    limited = line.shape[4] == 1 and BESIDE + 2 * (most - 1) > line.law.shape[1]
     trial[0] = best[0] = lead
     for i in range(fixed):
         trial[1 + i] = best[1 + i] = pool[i]
     size, top = base, group_worth(trial, base, line, classes)
     depth, pick[0] = 0, fixed
+    work[0], paid[0], ideal_s[0] = 0.0, 0.0, 0.0
+    for i in range(base if pooled > fixed else 0):
+        work[0] += line.worth[trial[i], V] * line.rows[line.about[trial[i], CLASS], after + kernels.SOLO]
+        paid[0] -= line.worth[trial[i], STAY]
     while depth >= 0:
         if pick[depth] >= pooled or base + depth >= most:
             depth -= 1
             if depth >= 0:
                 pick[depth] += 1
             continue
-        trial[base + depth] = pool[pick[depth]]
-        got = group_worth(trial, base + depth + 1, line, classes)
+        joins = pool[pick[depth]]
+        own, v, jobs = line.rows[line.about[joins, CLASS]], line.worth[joins, V], base + depth + 1
+        trial[base + depth] = joins
+        work[depth + 1] = work[depth] + v * own[after + kernels.SOLO]
+        paid[depth + 1] = paid[depth] + max(0.0, v - price) - line.worth[joins, STAY]
+        if jobs == most and limited and depth > 0:  # nobody is a guest, and no group is faster than a part of it
+            time = max(ideal_s[depth], own[after + kernels.LEAST]) * line.numbers[most - 1] * line.numbers[most + 1]
+            if work[depth + 1] / time * (1.0 + 1e-12) - paid[depth + 1] <= top:
+                pick[depth] += 1
+                continue
+        row = known_group(trial, jobs, line, classes)
+        ideal_s[depth + 1] = line.paces[row, IDEAL]
+        got = together_worth(row, jobs, line, classes)
         if got >= 0.0:
-            for i in range(base, base + depth + 1):
+            for i in range(base, jobs):
                 got -= max(0.0, line.worth[trial[i], V] - price)
             if got > top + GAIN * abs(top):
-                top, size = got, base + depth + 1
+                top, size = got, jobs
                 for i in range(base, size):
                     best[i] = trial[i]
         depth += 1
@@ -230,6 +293,15 @@ def take(rank: int, line: WorthLine, free: IntArray, inside: BoolArray) -> None:
     for t in range(len(free)):
         if inside[line.about[rank, KINDS], t]:
             free[t] -= line.about[rank, GPUS]
+
+
+@lean_part
+def has(some: IntArray, count: int, one: int) -> bool:
+    """Whether `one` is among the first `count`."""
+    for i in range(count):  # noqa: SIM110 - a loop compiles
+        if some[i] == one:
+            return True
+    return False
 
 
 @lean_part
@@ -318,37 +390,44 @@ def put(plan: CompletionPlan, unit: int, leaves: int, joins: int) -> None:
 
 
 @linked(kernels)
-def exchange(line: WorthLine, plan: CompletionPlan) -> None:
+def exchange(line: WorthLine, plan: CompletionPlan, count: int) -> None:
     """Exchange jobs of two units, or of a unit and waiting ones, while the plan gains."""
-    about, jobs = line.about, len(line.about)
+    about, jobs, value, tried = line.about, len(line.about), plan.value, plan.scratch[4]
+    for unit in range(count):
+        value[unit] = exchanged_worth(plan, unit, -1, -1, line)
     for _ in range(SWEEPS):
         better = False
         for a in range(jobs):
             if about[a, BUCKET] < 0 or about[a, KEPT] or plan.unit_of[a] < 0:
                 continue
+            mine, waiting = plan.unit_of[a], 0
             for b in range(jobs):
-                mine, other = plan.unit_of[a], plan.unit_of[b]
-                if about[b, BUCKET] != about[a, BUCKET] or about[b, KEPT] or other == mine or (other >= 0 and b < a):
+                other = plan.unit_of[b]
+                if about[b, BUCKET] != about[a, BUCKET] or about[b, KEPT] or other == mine:
                     continue
-                before = exchanged_worth(plan, mine, -1, -1, line)
-                after = exchanged_worth(plan, mine, a, b, line)
-                if after < 0.0:
+                if other >= 0 and (b < a or plan.size[mine] + plan.size[other] == 2):
                     continue
-                if other >= 0:
+                if other < 0 and about[b, RUNS] < 0:
+                    if has(tried, waiting, about[b, CLASS]):
+                        continue  # the first of its class is worth as much there, or more
+                    if waiting < SCRATCH:
+                        tried[waiting] = about[b, CLASS]
+                        waiting += 1
+                before, here, there = value[mine], exchanged_worth(plan, mine, a, b, line), 0.0
+                if other >= 0 and here >= 0.0:
+                    before += value[other]
                     there = exchanged_worth(plan, other, b, a, line)
-                    if there < 0.0:
-                        continue
-                    before += exchanged_worth(plan, other, -1, -1, line)
-                    after += there
-                if after > before + GAIN * before:
-                    put(plan, mine, a, b)
-                    if other >= 0:
-                        put(plan, other, b, a)
-                    else:
-                        plan.unit_of[a] = -1
-                    better = True
-                    if other < 0:
-                        break  # a waits now
+                if here < 0.0 or there < 0.0 or here + there <= before + GAIN * before:
+                    continue
+                better = True
+                put(plan, mine, a, b)
+                value[mine] = here
+                if other < 0:
+                    plan.unit_of[a] = -1
+                    break  # a waits now
+                put(plan, other, b, a)
+                value[other] = there
+                mine, waiting = other, 0
         if not better:
             return
 
@@ -375,27 +454,18 @@ def repick(line: WorthLine, plan: CompletionPlan, count: int) -> bool:
             if plan.unit_of[i] < 0 and about[i, BUCKET] == about[lead, BUCKET] and not in_pool(pool, pooled, i, line):
                 pool[pooled] = i
                 pooled += 1
-        now = exchanged_worth(plan, unit, -1, -1, line)
         size = best_group(lead, 0, pooled, 1e300, line, plan.scratch)
-        if group_worth(best, size, line, plan.scratch[0]) > now + GAIN * now:
+        better = group_worth(best, size, line, plan.scratch[0])
+        if better > plan.value[unit] + GAIN * plan.value[unit]:
             for i in range(plan.size[unit]):
                 plan.unit_of[plan.members[unit, i]] = -1
             for i in range(size):
                 plan.members[unit, i] = best[i]
                 plan.unit_of[best[i]] = unit
-            plan.size[unit] = size
+            plan.size[unit], plan.value[unit] = size, better
             put(plan, unit, -1, lead)
             changed = True
     return changed
-
-
-@linked(kernels)
-def plan_worth(line: WorthLine, plan: CompletionPlan, count: int) -> float:
-    """Sum of the values of all units."""
-    total = 0.0
-    for unit in range(count):
-        total += exchanged_worth(plan, unit, -1, -1, line)
-    return total
 
 
 @linked(kernels)
@@ -403,8 +473,9 @@ def choose_hosts(line: WorthLine, plan: CompletionPlan, count: int, hosts: IntAr
     """Write into `hosts` the rank of each unit's host; -1 for units in lock step or of one job."""
     classes = plan.scratch[0]
     for unit in range(count):
-        ranks, jobs, hosts[unit] = plan.members[unit], plan.size[unit], -1
-        for i in range(jobs):
-            classes[i] = line.about[ranks[i], CLASS]
-        if jobs > 1 and guests_worth(ranks, jobs, line, classes) > lock_step_worth(ranks, jobs, line, classes):
-            hosts[unit] = ranks[classes[SCRATCH - 1]]
+        hosts[unit] = -1
+        if plan.size[unit] > 1:
+            row = known_group(plan.members[unit], plan.size[unit], line, classes)
+            turns, guests = turns_and_guests(row, plan.size[unit], line, classes)
+            if guests > turns:
+                hosts[unit] = classes[SCRATCH - 1]

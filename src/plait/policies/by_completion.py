@@ -5,7 +5,8 @@ plait = Composed("plait", order=ByListSchedule(), group=ByCompletion(), reserve_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.compile_policy import either
 from plait.core.errors import InputError
 from plait.core.policy import View
-from plait.grouping.bucket import ClassedBucket, GroupingOptions
+from plait.grouping.bucket import ClassedBucket, GroupingCache, GroupingOptions
 from plait.grouping.completion import (
     BESIDE,
     BUCKET,
@@ -35,7 +36,6 @@ from plait.grouping.completion import (
     choose_hosts,
     construct,
     exchange,
-    plan_worth,
     repick,
 )
 from plait.grouping.interference import MEASURED_INTERFERENCE
@@ -49,6 +49,8 @@ from plait.sharing.memory_law import CONTEXT_BYTES
 UNKNOWN_RESTART_S = 60.0
 #: Rounds of exchanging and picking again at most.
 ROUNDS = 4
+#: Tables of paces that are kept, and groups in each; a prime, so that groups are spread over it.
+TABLES, KNOWN = 4, 16_381
 
 
 def progress_values(view: View, room: Room, order: IntArray, future: float) -> FloatArray:
@@ -92,6 +94,7 @@ class ByCompletion:
     horizon_s: float = 3600.0
     learn: bool = True
     guests: int = 0
+    cache: GroupingCache = field(default_factory=lambda: GroupingCache(TABLES), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.max_jobs, bool) or self.max_jobs not in (1, 2, 3, 4):
@@ -153,8 +156,9 @@ class ByCompletion:
             rows, packed = model.rows, model.packed
             limit = min((node.gpu_memory_bytes for node in view.cluster if node.gpu_memory_bytes), default=0)
             law = law_of(model, self.guests, CONTEXT_BYTES / limit if limit else 0.0)
+            known = self.cache.remember((model.key, law.tobytes()), partial(room_for_paces, self.max_jobs))
         else:
-            law = NO_LAW
+            law, known = NO_LAW, room_for_paces(self.max_jobs)
             rows, packed = np.zeros((1, 1)), ClassedBucket.of(options, np.ones((1, 4)), np.ones(1), None, None).packed
         about[:, BUCKET], about[:, GPUS], about[:, KINDS] = bucket, jobs.gpus[order], room.of[order]
         runs = np.where(kept, jobs.running_group[order], running_groups(view, order))
@@ -162,7 +166,12 @@ class ByCompletion:
         about[:, KEPT] = kept
         restart_s = np.nan_to_num(jobs.restart_s[order], nan=UNKNOWN_RESTART_S)
         stay = np.where(about[:, RUNS] >= 0, values * restart_s / self.horizon_s, 0.0)
-        return WorthLine(about, np.column_stack([values, stay]), rows, *packed, law, np.zeros((3, 4)))
+        return WorthLine(about, np.column_stack([values, stay]), rows, *packed, law, np.zeros((5, 5)), *known)
+
+
+def room_for_paces(max_jobs: int, groups: int = KNOWN) -> tuple[IntArray, FloatArray]:
+    """Keys and paces of a `WorthLine` in which nothing is known yet."""
+    return np.zeros(groups, dtype=np.int64), np.empty((groups, 2 + max_jobs * max_jobs))
 
 
 def law_of(model: ClassedBucket, guests: int, context: float = 0.0) -> FloatArray:
@@ -201,6 +210,7 @@ def best_plan(line: WorthLine, gpus: IntArray, inside: BoolArray) -> tuple[list[
             np.full(jobs, -1, dtype=np.int64),
             np.zeros((jobs, most), dtype=np.int64),
             np.zeros(jobs, dtype=np.int64),
+            np.zeros(jobs),
             np.zeros((SCRATCH_ROWS, SCRATCH), dtype=np.int64),
         )
         count = build(line, plan, price, grouped, gpus.copy(), inside)
@@ -208,14 +218,18 @@ def best_plan(line: WorthLine, gpus: IntArray, inside: BoolArray) -> tuple[list[
 
     single = built(0.0, False)
     best, units, top, price = single[0], 0, -1.0, single[2]
+    prices = set[float]()
     for grouped in (True, True, True, False):
+        if grouped and price in prices:
+            continue  # the same plan again
+        prices.add(price)
         plan, count, _ = built(price, grouped) if grouped else single
         for _ in range(ROUNDS):
-            better(line, plan)
+            better(line, plan, count)
             if not again(line, plan, count):
                 break
         price = _price(line, plan)
-        worth = either(plan_worth, work)(line, plan, count)
+        worth = sum(plan.value[:count].tolist())
         if worth > top:
             best, units, top = plan, count, worth
     hosts = np.full(units, -1, dtype=np.int64)

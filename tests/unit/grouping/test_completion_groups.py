@@ -20,7 +20,7 @@ from plait.grouping import completion as kernels
 from plait.grouping.bucket import ClassedBucket, GroupingOptions
 from plait.grouping.completion import WorthLine, group_worth
 from plait.grouping.interference import MEASURED_INTERFERENCE
-from plait.policies.by_completion import best_plan, law_of
+from plait.policies.by_completion import best_plan, law_of, room_for_paces
 from plait.sim.physics import StandardPhysics
 
 #: Seconds on storage, CPU, GPU and network, and of an iteration alone: eight models of Muri's third trace, 8 GPUs each.
@@ -48,7 +48,9 @@ def line_of(names, values, *, runs=None, kept=None, stay=None, guests=0):
     about[:, kernels.RUNS] = -1 if runs is None else runs
     about[:, kernels.KEPT] = 0 if kept is None else kept
     worth = np.column_stack([np.asarray(values, dtype=float), np.zeros(len(names)) if stay is None else stay])
-    return WorthLine(about, worth, model.rows, *model.packed, law_of(model, guests), np.zeros((3, 4)))
+    return WorthLine(
+        about, worth, model.rows, *model.packed, law_of(model, guests), np.zeros((5, 5)), *room_for_paces(4)
+    )
 
 
 def values_of(jobs, slots, future):
@@ -65,7 +67,7 @@ def planned(names, slots, future, **about):
 
 def worth_of(names, values):
     ranks = np.arange(len(names))
-    return group_worth(ranks, len(names), line_of(names, values), np.zeros(8, dtype=np.int64))
+    return group_worth(ranks, len(names), line_of(names, values), np.zeros(kernels.SCRATCH, dtype=np.int64))
 
 
 @pytest.mark.parametrize(
@@ -135,9 +137,9 @@ def test_guests_are_worth_what_the_simulator_lets_them_do(names):
         pace_s = StandardPhysics().iteration_s(truth, there, Cluster.parse("1x8"))
         found.append(float(np.sum(np.array(values) * truth.iteration_s / pace_s)))
     scratch, line = np.zeros(kernels.SCRATCH, dtype=np.int64), line_of(names, values, guests=2)
-    scratch[: len(names)] = line.about[:, kernels.CLASS]
-    for worth in (kernels.guests_worth, plain(kernels.guests_worth)):
-        assert worth(np.arange(len(names)), len(names), line, scratch) == pytest.approx(max(found), rel=1e-9)
+    row = kernels.known_group(np.arange(len(names)), len(names), line, scratch)
+    for worth in (kernels.turns_and_guests, plain(kernels.turns_and_guests)):
+        assert worth(row, len(names), line, scratch)[1] == pytest.approx(max(found), rel=1e-9)
         assert scratch[-1] == int(np.argmax(found))
 
 
@@ -161,9 +163,11 @@ def test_guests_need_memory_for_a_process_of_their_own():
     assert fits[0, kernels.OWN_MEMORY] == 0.5
     assert full[0, kernels.OWN_MEMORY] == 0.52
     line = line_of(["bert", "dqn"], [2.0, 1.0])
+    line.about[:, kernels.CLASS] = 0
     for law, allowed in ((fits, True), (full, False)):
-        one = line._replace(rows=model.rows, law=law, scratch=np.zeros((3, 4)))
-        found = kernels.guests_worth(np.arange(2), 2, one, np.zeros(kernels.SCRATCH, dtype=np.int64))
+        one = line._replace(rows=model.rows, law=law, keys=np.zeros(8, dtype=np.int64))
+        scratch = np.zeros(kernels.SCRATCH, dtype=np.int64)
+        _, found = kernels.turns_and_guests(kernels.known_group(np.arange(2), 2, one, scratch), 2, one, scratch)
         assert (found > 0) == allowed
 
 
@@ -174,7 +178,7 @@ def sets_of(jobs, most=4):
 def optimum(names, slots, future):
     """The largest worth of a plan, over all sets of groups."""
     line = line_of(names, values_of(len(names), slots, future))
-    scratch = np.zeros(8, dtype=np.int64)
+    scratch = np.zeros(kernels.SCRATCH, dtype=np.int64)
     count = 1 << len(names)
     masks = np.arange(count)
     best = np.zeros(count)
@@ -213,19 +217,69 @@ def test_the_compiled_kernels_and_the_plain_ones_agree():
         line = line_of(names, values_of(len(names), slots, future))
         both = []
         for make in (lambda kernel: kernel, plain):
-            plan = kernels.CompletionPlan(
-                np.full(len(names), -1),
-                np.zeros((len(names), 4), dtype=np.int64),
-                np.zeros(len(names), dtype=np.int64),
-                np.zeros((5, 40), dtype=np.int64),
-            )
+            plan = empty_plan(len(names))
             count = make(kernels.construct)(line, plan, 0.1, True, np.array([slots * GPUS]), np.ones((1, 1), bool))
-            make(kernels.exchange)(line, plan)
+            make(kernels.exchange)(line, plan, count)
             changed = make(kernels.repick)(line, plan, count)
-            both.append(
-                (changed, plan.members.tolist(), plan.size.tolist(), make(kernels.plan_worth)(line, plan, count))
-            )
+            both.append((changed, plan.members.tolist(), plan.size.tolist(), plan.value.tolist()))
         assert both[0] == both[1]
+
+
+def empty_plan(jobs):
+    return kernels.CompletionPlan(
+        np.full(jobs, -1),
+        np.zeros((jobs, 4), dtype=np.int64),
+        np.zeros(jobs, dtype=np.int64),
+        np.zeros(jobs),
+        np.zeros((kernels.SCRATCH_ROWS, kernels.SCRATCH), dtype=np.int64),
+    )
+
+
+def drawn_line(seed, jobs=9, guests=2):
+    draw = random.Random(seed)
+    names = [draw.choice(list(PROFILES)) for _ in range(jobs)]
+    runs = [draw.choice((-1, -1, 0, 1)) for _ in names]
+    stay = [draw.random() if at >= 0 else 0.0 for at in runs]
+    return line_of(names, values_of(jobs, 2, 3), runs=runs, stay=stay, guests=guests)
+
+
+@pytest.mark.parametrize("guests", [0, 2])
+def test_a_lead_gets_the_best_of_all_companions(guests):
+    """Groups that a bound leaves out are no better, and those of known classes are worth what they were."""
+    for seed in range(20):
+        line, scratch = drawn_line(seed, guests=guests), empty_plan(9).scratch
+        price = random.Random(seed).choice((0.0, 1.0, 3.0, 1e300))
+        scratch[4, :8] = np.arange(1, 9)
+        size = kernels.best_group(0, 0, 8, price, line, scratch)
+        fresh = line._replace(keys=np.zeros(1, dtype=np.int64))
+
+        def score(chosen, price=price, fresh=fresh):
+            worth = group_worth(np.array(chosen), len(chosen), fresh, np.zeros(kernels.SCRATCH, dtype=np.int64))
+            return worth - sum(max(0.0, fresh.worth[rank, kernels.V] - price) for rank in chosen[1:])
+
+        best = max(score((0, *more)) for k in range(4) for more in itertools.combinations(range(1, 9), k))
+        assert score(tuple(scratch[2, :size].tolist())) == pytest.approx(best, rel=1e-8)
+
+
+def test_no_exchange_is_left_that_gains():
+    scratch = np.zeros(kernels.SCRATCH, dtype=np.int64)
+    for seed in range(20):
+        line, plan = drawn_line(seed), empty_plan(9)
+        count = kernels.construct(line, plan, 1.0, True, np.array([3 * GPUS]), np.ones((1, 1), bool))
+        for _ in range(5):
+            kernels.exchange(line, plan, count)
+        units = [plan.members[u, : plan.size[u]].tolist() for u in range(count)]
+        alone = [[rank] for rank in np.flatnonzero(plan.unit_of < 0).tolist()]
+
+        def worth(unit, waits, line=line):
+            return 0.0 if waits else group_worth(np.array(unit), len(unit), line, scratch)
+
+        for (i, one), (j, other) in itertools.combinations(enumerate(units + alone), 2):
+            before = worth(one, i >= count) + worth(other, j >= count)
+            for a, b in itertools.product(one, other):
+                both = [b if r == a else r for r in one], [a if r == b else r for r in other]
+                values = worth(both[0], i >= count), worth(both[1], j >= count)
+                assert min(values) < 0 or sum(values) <= before * (1 + 1e-7), (seed, a, b)
 
 
 # -- against the optimum of completion times ---------------------------------------------------------------------------
@@ -238,7 +292,7 @@ def rates_of(names):
     found = []
     for rank in range(len(names)):
         line.worth[:, 0] = [float(other == rank) for other in range(len(names))]
-        found.append(group_worth(np.arange(len(names)), len(names), line, np.zeros(8, dtype=np.int64)))
+        found.append(group_worth(np.arange(len(names)), len(names), line, np.zeros(kernels.SCRATCH, dtype=np.int64)))
     return tuple(found)
 
 

@@ -16,7 +16,7 @@ from plait.core.jit import plain
 from plait.grouping import completion as by_completion
 from plait.grouping import kernels
 from plait.grouping.bucket import Candidates, ClassedBucket, GroupingOptions
-from plait.grouping.completion import WorthLine, group_worth
+from plait.grouping.completion import NO_LAW, SCRATCH, WorthLine, group_worth
 from plait.grouping.group import group
 from plait.grouping.interference import (
     MEASURED_INTERFERENCE,
@@ -29,6 +29,7 @@ from plait.grouping.interference import (
     SharingTraits as Job,
 )
 from plait.grouping.times import together_s
+from plait.policies.by_completion import room_for_paces
 from plait.sim.measured_pairs import MeasuredPairs
 
 OPTIONS = GroupingOptions(4, "speedup", "best", True, MEASURED_INTERFERENCE, None)
@@ -69,14 +70,16 @@ def test_groups_take_as_long_as_by_the_plain_costs_of_their_pairs(seed):
     nodes = [tuple(sorted(model.of_job[list(g)].tolist())) for g in groups]
     expected = [group_s(jobs, g) for g in groups]
     assert model.values(nodes).iteration_s.tolist() == pytest.approx(expected)
-    line = WorthLine(np.full((7, 6), -1), np.zeros((7, 2)), model.rows, *model.packed)
+    line = WorthLine(
+        np.full((7, 6), -1), np.zeros((7, 2)), model.rows, *model.packed, NO_LAW, np.zeros((5, 5)), *room_for_paces(4)
+    )
     line.about[:, by_completion.CLASS], line.worth[:, by_completion.V] = model.of_job, 1.0
     for g, node, seconds in zip(groups, nodes, expected, strict=True):
         speedup = jobs.iteration_s[list(g)].sum() / seconds
         classes = np.array(node + (-1,) * (4 - len(node)))
         for value in (kernels.group_value, plain(kernels.group_value)):
             assert value(model.rows, classes, len(g), numbers, shape, table, first)[1] == pytest.approx(speedup)
-        assert group_worth(np.array(g), len(g), line, np.zeros(4, dtype=np.int64)) == pytest.approx(speedup)
+        assert group_worth(np.array(g), len(g), line, np.zeros(SCRATCH, dtype=np.int64)) == pytest.approx(speedup)
 
 
 @pytest.mark.parametrize("seed", range(3))
