@@ -23,7 +23,7 @@ from plait.network.packets.scenario import PacketJob, Scenario
 from plait.network.protocol.options import preset
 from plait.network.topology.paths import Graph
 
-#: Sums of a window that stall, above which jobs with several levels of adders are measured.
+#: Sums of a window that stall, above which jobs are measured.
 MOST_STALLED = 0.5
 #: Windows of the slowest job that are simulated at most, and those of them before rates are measured.
 WINDOWS, WARM_UP = 1500, 15
@@ -58,16 +58,15 @@ class Measured:
         """The rate by packets over `bits_per_s`, that by the law, of exchanges that all go on all the time.
 
         1 without servers, for rings, and by `rates` "auto" where the law holds for all: each node has one worker or
-        server, and at most `MOST_STALLED` of the sums of a window are `stalled`, or there is one level, where the law
-        alone was compared with packets. None where rates by the law are doubtful: elsewhere by "law", and where packets
-        cannot be simulated, with more workers than a bitmap has bits, or regions that do not fit beside each other.
+        server, and at most `MOST_STALLED` of the sums of a window are `stalled`. None where rates by the law are
+        doubtful: elsewhere by "law", and where packets cannot be simulated, with more workers than a bitmap has bits,
+        or regions that do not fit beside each other.
         """
         if all(one.law in ("none", "dedicated") for one in exchanges):
             return np.ones(len(exchanges))
         if self.rates != "packets":
             nodes = [node for one in exchanges for node in (*one.placed.workers, one.placed.server) if node is not None]
-            several = np.array([(part.parent >= 0).any() for part in parts])
-            if len(set(nodes)) == len(nodes) and not (several & (stalled > MOST_STALLED)).any():
+            if len(set(nodes)) == len(nodes) and not (stalled > MOST_STALLED).any():
                 return np.ones(len(exchanges))
             if self.rates == "law":
                 return None
