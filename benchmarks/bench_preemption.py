@@ -35,7 +35,7 @@ COUNT = 1000
 #: Sizes are unknown live; the last two know them and show what that would be worth.
 CANDIDATES = (
     "muri-l", "muri-l:order=discretised", "2d-las", "las", "tiresias-l", "gandiva", "fifo-backfill", "fifo", "drf",
-    "muri-s", "srsf",
+    "plait:knows=predicted", "plait:knows=predicted,guests=0,bound_s=21600", "muri-s", "srsf",
 )  # fmt: skip
 
 
