@@ -83,8 +83,11 @@ def main() -> None:
 
 
 def message_by_message(count: int) -> list[Figure]:
-    """Policies outside compiled stretches at every event, on 64 GPUs, beside themselves in rounds."""
-    batch, figures = common.jobs(count, 64, preset="philly"), []
+    """Policies outside compiled stretches at every event, on 64 GPUs, beside themselves in rounds.
+
+    Jobs have the profiles of measured models: without profiles Muri forms no groups.
+    """
+    batch, figures = load_jobs(assign_models(generate("philly", count, 64, 1.0, 1), seed=1)).jobs, []
     for policy in FLAT:
         seconds = []
         for round_s in (ROUND_S, EVERY_EVENT):

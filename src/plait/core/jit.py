@@ -57,12 +57,13 @@ if HAVE_NUMBA:
 #: Options of linked kernels and of their parts.
 _LINKED: dict[str, Any] = dict(_LEAN)
 _PART: dict[str, Any] = {"no_cfunc_wrapper": True, **_LEAN}
+_WITH_ARRAYS: dict[str, Any] = {"no_cfunc_wrapper": True}
 if HAVE_NUMBA:
     try:
         from plait.core import part_compiler
 
         if part_compiler.supported():
-            _PART["pipeline_class"] = part_compiler.PartCompiler
+            _PART["pipeline_class"] = _WITH_ARRAYS["pipeline_class"] = part_compiler.PartCompiler
             _LINKED["pipeline_class"] = part_compiler.KernelCompiler
     except ImportError:  # a compiler with other insides: the same results, after a longer time
         pass
@@ -97,7 +98,7 @@ def part(function: Callable[P, R]) -> Callable[P, R]:
     """
     if not HAVE_NUMBA:
         return function
-    return register_jitable(no_cfunc_wrapper=True)(function)
+    return register_jitable(**_WITH_ARRAYS)(function)
 
 
 #: Module -> files of the modules whose kernels and parts its kernels call, by themselves or through others.

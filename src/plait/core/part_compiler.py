@@ -145,8 +145,12 @@ def refer(function: Any) -> None:
 
     @type_callable(function)
     def typed(context: Any) -> Any:
-        return lambda value: Reference(value) if isinstance(value, types.BaseNamedTuple) else None
+        return lambda value: value if isinstance(value, Reference) else Reference(value)
 
     @lower_builtin(function, types.BaseNamedTuple)  # type: ignore[untyped-decorator]
     def lowered(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return cgutils.alloca_once_value(builder, arguments[0])
+
+    @lower_builtin(function, Reference)  # type: ignore[untyped-decorator]
+    def unchanged(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return arguments[0]

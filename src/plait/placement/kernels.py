@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.core.jit import lean_part, linked, long_kernel, part
+from plait.core.jit import by_reference, lean_part, linked, long_kernel, part
 
 # schemes
 CONSOLIDATED, CONSOLIDATED_FIRST_FIT, FIRST_FIT, BEST_FIT, SPREAD, COUNTING, RANDOM, APART = range(8)
@@ -586,7 +586,7 @@ def idle(
     return taken, free, whole, budget
 
 
-@part
+@lean_part
 def keep(
     order: IntArray,
     size: IntArray,
@@ -598,6 +598,7 @@ def keep(
     left: Left,
 ) -> None:
     """Let running jobs before position `stop` that are `admitted` hold their GPUs; updates `running` and `left`."""
+    running, nodes, left = by_reference(running), by_reference(nodes), by_reference(left)
     gpus, lo, hi = running.gpus, running.lo, running.hi
     for p in range(stop):
         if admitted[p] and hi[p] > lo[p] and hi[p] - lo[p] == size[order[p]]:
@@ -703,6 +704,8 @@ def walk(
 
     Fills `found`; afterwards `left` is what the placed jobs leave. A strict job that does not fit stops it all.
     """
+    running, nodes, left = by_reference(running), by_reference(nodes), by_reference(left)
+    work, found = by_reference(work), by_reference(found)
     for p in range(n):
         found.status[p], found.stays[p] = TOO_FEW, False
     used = 0
