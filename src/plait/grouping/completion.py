@@ -22,17 +22,18 @@ from plait.core.resources import Resource
 from plait.grouping import kernels
 
 #: Columns of `WorthLine.about`: bucket (-1: runs alone), class of equal profiles, GPUs, set of kinds of GPUs, running
-#: group (-1: waits), 1 if it may not be stopped.
-BUCKET, CLASS, GPUS, KINDS, RUNS, KEPT = 0, 1, 2, 3, 4, 5
+#: group (-1: waits), 1 if it may not be stopped, 1 if its script does not know plait.
+BUCKET, CLASS, GPUS, KINDS, RUNS, KEPT, PLAIN = 0, 1, 2, 3, 4, 5, 6
 #: Columns of `WorthLine.worth`: v, and what a restart would cost in the unit of v.
 V, STAY = 0, 1
 #: Companions that a lead chooses from: running mates and the next in line, so many of one class.
 POOL, ALIKE = 16, 3
 #: Shape of `CompletionPlan.scratch`; of its first row the columns from `MEMBERS` on are ranks, the last one a host.
 SCRATCH_ROWS, SCRATCH, MEMBERS = 5, 40, 20
-#: Columns of `WorthLine.law`: GPU seconds of an iteration, 1 if stages overlap alone, memory of a process of its own;
-#: then, with one guest, two and so on, the part of its GPUs that they get together, and how much longer it takes.
-GPU_S, OVERLAPS, OWN_MEMORY, BESIDE = 0, 1, 2, 3
+#: Columns of `WorthLine.law`: GPU seconds of an iteration, 1 if stages overlap alone, memory of a process of its own,
+#: GPU seconds that guests of long quanta may begin in an iteration; then, with one guest, two and so on, the part of
+#: its GPUs that they get together, and how much longer it takes.
+GPU_S, OVERLAPS, OWN_MEMORY, LENT_S, BESIDE = 0, 1, 2, 3, 4
 GPU = int(Resource.GPU)
 #: Columns of `WorthLine.paces`: seconds in turns, without and with interference, and seconds of each member by host.
 IDEAL, TURNS, HOSTS = 0, 1, 2
@@ -181,7 +182,8 @@ def known_group(ranks: IntArray, jobs: int, line: WorthLine, classes: IntArray) 
 def turns_and_guests(row: int, jobs: int, line: WorthLine, classes: IntArray) -> tuple[float, float]:
     """Value of a `known_group` in turns, and as host and guests; -1 where it may not be.
 
-    The host of the best choice is left at the end of `classes`.
+    A guest whose script does not know plait gives way only between two of its iterations: each is one quantum, so the
+    grant is small and counts for all of it. The host of the best choice is left at the end of `classes`.
     """
     paces, solo = line.paces[row], 3 * line.shape[0] + kernels.SOLO
     turns, guests = 0.0, -1.0
@@ -192,8 +194,10 @@ def turns_and_guests(row: int, jobs: int, line: WorthLine, classes: IntArray) ->
         for host in range(jobs):
             value = 0.0
             for i in range(jobs):
-                own = line.worth[classes[MEMBERS + i], V] * line.rows[classes[i], solo]
-                value += own / paces[HOSTS + host * jobs + i]
+                own_s, pace_s = line.rows[classes[i], solo], paces[HOSTS + host * jobs + i]
+                if i != host and line.about[classes[MEMBERS + i], PLAIN] == 1:
+                    pace_s = max(pace_s, own_s * own_s * (jobs - 1) / line.law[classes[host], LENT_S])
+                value += line.worth[classes[MEMBERS + i], V] * own_s / pace_s
             if value > guests:
                 guests, classes[SCRATCH - 1] = value, classes[MEMBERS + host]
     return turns, guests

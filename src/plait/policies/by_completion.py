@@ -5,14 +5,16 @@ plait = Composed("plait", order=ByListSchedule(), group=ByCompletion(), reserve_
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.compile_policy import either
 from plait.core.errors import InputError
+from plait.core.jobs import Checkpoints
 from plait.core.policy import View
 from plait.grouping.bucket import ClassedBucket, GroupingCache, GroupingOptions
 from plait.grouping.completion import (
@@ -24,9 +26,11 @@ from plait.grouping.completion import (
     GPUS,
     KEPT,
     KINDS,
+    LENT_S,
     NO_LAW,
     OVERLAPS,
     OWN_MEMORY,
+    PLAIN,
     RUNS,
     SCRATCH,
     SCRATCH_ROWS,
@@ -41,12 +45,25 @@ from plait.grouping.completion import (
 from plait.grouping.interference import MEASURED_INTERFERENCE
 from plait.grouping.kernels import MEMORY, SOLO
 from plait.grouping.times import Order, group_times
-from plait.policies.interleave import MEMORY_LIMIT, Room, Units, buckets, profiles, running_groups
+from plait.policies.interleave import (
+    MEMORY_LIMIT,
+    Room,
+    Units,
+    buckets,
+    profiles,
+    room_taken,
+    running_groups,
+    traits_of,
+)
+from plait.sharing.grant import THETA
 from plait.sharing.macro_model import LEAST_SHARE, beside_host
 from plait.sharing.memory_law import CONTEXT_BYTES
 
 #: Cost of a restart without a measurement, seconds.
 UNKNOWN_RESTART_S = 60.0
+#: A trial next to another job lasts so many seconds at most; two known jobs are tried if they together use no resource
+#: for more than this part of the time.
+TRIAL_S, TRIAL_USE = 120.0, 1.1
 #: Rounds of exchanging and picking again at most.
 ROUNDS = 4
 #: Tables of paces that are kept, and groups in each; a prime, so that groups are spread over it.
@@ -84,6 +101,10 @@ class ByCompletion:
 
     Jobs that may not be stopped (`View.keeps`) stay on their GPUs, and others join them there. Jobs without a measured
     profile run alone. Memory of GPUs and nodes and declared cores are limits of a group.
+
+    Trials: a plain script that finds no GPUs and has never run starts next to a single one that runs, if nothing is
+    known of it, or nothing of such a pair. No gate makes either wait there. What they do together decides what follows:
+    turns, or host and guest; neither has to stop.
     """
 
     max_jobs: int = 4
@@ -107,16 +128,27 @@ class ByCompletion:
     def __call__(self, view: View, order: IntArray) -> Units:
         """Units of the best jobs in `order` (rows of `view.jobs`)."""
         jobs, room = view.jobs, Room.in_view(view)
+        mate_of = _tried(view, order)
+        everyone, order = order, order[~np.isin(order, list(mate_of))] if mate_of else order
         bucket = buckets(view, room, self.max_jobs)[order]
+        bucket[np.isin(order, list(mate_of.values()))] = -1
         alone = bool((room.asked(jobs.gpus, order) <= room.gpus).all()) and not view.keeps.any
         members, hosts = [[rank] for rank in range(len(order))], [-1] * len(order)
         if not alone:
             values = progress_values(view, room, order, self.future)
             line = self._line(view, room, order, bucket, values)
             members, hosts, _ = best_plan(line, room.gpus, room.inside)
+        inside = np.zeros(len(jobs), dtype=np.bool_)
+        inside[[int(order[rank]) for unit in members for rank in unit]] = True
+        mate_of = {row: mate for row, mate in mate_of.items() if inside[mate]}
+        if self.max_jobs > 1 and not alone:
+            mate_of |= self._trials(_Trials(view, room), order, members, hosts)
+        inside[list(mate_of)] = True
         leads = order[[unit[0] for unit in members]] if members else order[:0]
         companions = {int(order[unit[0]]): tuple(order[unit[1:]].tolist()) for unit in members if len(unit) > 1}
+        companions |= {mate: (row,) for row, mate in mate_of.items()}
         turns = np.zeros(len(jobs), dtype=np.int64)
+        turns[list(mate_of)] = 1
         together = [unit for unit in members if len(unit) > 1]
         if together:
             rows = np.array([rank for unit in together for rank in unit])
@@ -131,18 +163,36 @@ class ByCompletion:
             )
             turns[order[rows]] = when[padded >= 0]
         place_of = np.empty(len(jobs), dtype=np.int64)
-        place_of[order] = np.arange(len(order))
+        place_of[everyone] = np.arange(len(everyone))
         largest_first = leads[np.lexsort((place_of[leads], -jobs.gpus[leads]))]
-        inside = np.zeros(len(jobs), dtype=np.bool_)
-        inside[[int(order[rank]) for unit in members for rank in unit]] = True
         lent = {int(order[u[0]]): int(order[host]) for u, host in zip(members, hosts, strict=True) if host >= 0}
-        rest = np.concatenate([largest_first, order[~inside[order]]])
-        return Units(rest, len(leads), companions, turns, hosts=lent)
+        rest = np.concatenate([largest_first, everyone[~inside[everyone]]])
+        return Units(rest, len(leads), companions, turns, hosts=lent, free=frozenset(mate_of.values()))
+
+    def _trials(self, trials: _Trials, order: IntArray, members: list[list[int]], hosts: list[int]) -> dict[int, int]:
+        """New trials: waiting rows, and the row next to which each is tried. Takes guests out of `members`."""
+        found: dict[int, int] = {}
+        inside = {rank for unit in members for rank in unit}
+        waits = [row for rank, row in enumerate(order.tolist()) if rank not in inside and trials.plain[row]]
+        for u, unit in enumerate(members):
+            rows = order[unit].tolist()
+            if len(rows) == 2 and hosts[u] >= 0:
+                mates = [(mate, row) for mate, row in (rows, rows[::-1]) if trials.may(mate, row)]
+            elif len(rows) == 1 and waits and trials.plain[rows[0]]:
+                mates = [(rows[0], row) for row in waits if trials.may(rows[0], row)]
+            else:
+                continue
+            if mates:
+                mate, row = mates[0]
+                found[row] = mate
+                members[u], hosts[u] = [rank for rank in unit if order[rank] == mate], -1
+                waits = [other for other in waits if other != row]
+        return found
 
     def _line(self, view: View, room: Room, order: IntArray, bucket: IntArray, values: FloatArray) -> WorthLine:
         """The jobs as the kernels take them."""
         jobs, kept = view.jobs, view.keeps.rows[order]
-        about = np.zeros((len(order), 6), dtype=np.int64)
+        about = np.zeros((len(order), 7), dtype=np.int64)
         shares = np.flatnonzero(bucket >= 0)
         options = GroupingOptions(
             self.max_jobs, "efficiency", self.turns, self.idle_slots, self.interference, None, MEMORY_LIMIT
@@ -163,7 +213,7 @@ class ByCompletion:
         about[:, BUCKET], about[:, GPUS], about[:, KINDS] = bucket, jobs.gpus[order], room.of[order]
         runs = np.where(kept, jobs.running_group[order], running_groups(view, order))
         about[:, RUNS] = np.where(bucket >= 0, runs, -1)
-        about[:, KEPT] = kept
+        about[:, KEPT], about[:, PLAIN] = kept, jobs.checkpoints[order] == int(Checkpoints.NEVER)
         restart_s = np.nan_to_num(jobs.restart_s[order], nan=UNKNOWN_RESTART_S)
         stay = np.where(about[:, RUNS] >= 0, values * restart_s / self.horizon_s, 0.0)
         return WorthLine(about, np.column_stack([values, stay]), rows, *packed, law, np.zeros((5, 5)), *known)
@@ -172,6 +222,63 @@ class ByCompletion:
 def room_for_paces(max_jobs: int, groups: int = KNOWN) -> tuple[IntArray, FloatArray]:
     """Keys and paces of a `WorthLine` in which nothing is known yet."""
     return np.zeros(groups, dtype=np.int64), np.empty((groups, 2 + max_jobs * max_jobs))
+
+
+def _tried(view: View, order: IntArray) -> dict[int, int]:
+    """The rows of jobs that are on trial, and the row of the job next to which each is tried."""
+    jobs, kept, found = view.jobs, view.keeps.rows, dict[int, int]()
+    if not jobs.columns["has_losses"][0]:
+        return found
+    mates, known = jobs.running_group, ~np.isnan(jobs.stage_s[:, 0])
+    for row in order[(mates[order] >= 0) & (view.now_s < jobs.last_start_s[order] + TRIAL_S)].tolist():
+        group = np.flatnonzero(mates == mates[row])
+        first = int(group[np.argmin(jobs.last_start_s[group])])
+        if len(group) == 2 and row != first and kept[first] and known[first] and not _measured(view, first, row):
+            found[row] = first
+    return found
+
+
+def _measured(view: View, one: int, mate: int) -> bool:
+    """Whether it is known what a job does next to this mate."""
+    reports = view.jobs.pair_reports
+    if math.isnan(view.jobs.stage_s[mate, 0]):
+        return False
+    return reports is None or reports.measured(traits_of(view, np.array([one, mate]))) is not None
+
+
+@dataclass(frozen=True)
+class _Trials:
+    """Which plain scripts that have never run may be tried next to which that run."""
+
+    view: View
+    room: Room
+
+    def may(self, mate: int, row: int) -> bool:
+        """Whether `row` waits, and nothing is known of it, or they leave each other the resources that they need."""
+        jobs = self.view.jobs
+        if not (self.plain[mate] and self.plain[row] and jobs.running_group[mate] >= 0 and jobs.starts[row] == 0):
+            return False
+        use = jobs.stage_s[[mate, row]] / jobs.iteration_s[[mate, row], None]
+        return bool(
+            jobs.gpus[mate] == jobs.gpus[row]
+            and self.room.of[mate] == self.room.of[row]
+            and self.memory[mate] + self.memory[row] <= MEMORY_LIMIT
+            and not math.isnan(use[0, 0])
+            and not use.sum(axis=0).max() > TRIAL_USE
+            and not _measured(self.view, mate, row)
+        )
+
+    @cached_property
+    def plain(self) -> BoolArray:
+        """Scripts that do not know plait."""
+        return np.equal(self.view.jobs.checkpoints, int(Checkpoints.NEVER))
+
+    @cached_property
+    def memory(self) -> FloatArray:
+        """What each job takes of its part of a node."""
+        of_gpu, of_node = room_taken(self.view)
+        found: FloatArray = np.maximum(of_gpu, of_node.max(axis=1))
+        return found
 
 
 def law_of(model: ClassedBucket, guests: int, context: float = 0.0) -> FloatArray:
@@ -186,7 +293,7 @@ def law_of(model: ClassedBucket, guests: int, context: float = 0.0) -> FloatArra
     gpu_s = np.minimum(classes[:, GPU], solo_s)
     out = np.empty((len(classes), BESIDE + 2 * guests))
     out[:, GPU_S], out[:, OVERLAPS] = gpu_s, classes[:, :k].sum(axis=1) > solo_s * (1.0 + 1e-6)
-    out[:, OWN_MEMORY] = classes[:, 3 * k + MEMORY] + context
+    out[:, OWN_MEMORY], out[:, LENT_S] = classes[:, 3 * k + MEMORY] + context, 2.0 * THETA * solo_s
     for c, (step_s, busy_s) in enumerate(zip(solo_s.tolist(), gpu_s.tolist(), strict=True)):
         for beside in range(guests):
             part, longer = beside_host(step_s, busy_s / step_s, beside + 1)

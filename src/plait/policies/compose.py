@@ -388,7 +388,7 @@ class Composed:
             plan = self.upgrade(view, plan, put)
         return replace(
             plan,
-            groups=hosts_apart(seen, plan.groups, units),
+            groups=hosts_apart(seen, without_gates(view, plan.groups, units), units),
             order=numbers[order],
             levels=None if ranking.levels is None else ranking.levels[order],
             promoted=numbers[ranking.promoted] if len(ranking.promoted) else NO_JOBS,
@@ -438,6 +438,15 @@ def side_by_side(view: View) -> View:
     runs = jobs.running_group >= 0
     jobs.__dict__["running_group"] = np.where(runs, unit[jobs.running_group], -1)
     return replace(view, jobs=jobs, running=merged)
+
+
+def without_gates(view: View, groups: Groups, units: Units) -> Groups:
+    """The groups of a plan, those of the leads in `units.free` without a gate."""
+    if not units.free or groups.gate is None:
+        return groups
+    free = np.isin(groups.jobs, view.jobs.number[list(units.free)])
+    gate = np.where(np.bincount(groups.group_of_member()[free], minlength=len(groups)) > 0, 0, groups.gate)
+    return Groups(groups.jobs, groups.gpus, groups.first_gpu, groups.first_job, gate, groups.details, groups.guest)
 
 
 def hosts_apart(view: View, groups: Groups, units: Units) -> Groups:

@@ -167,8 +167,8 @@ class Units:
 
     `order` has one row for each of the `count` units, in the order in which to look for GPUs, then jobs that may use
     the rest. `hosts`: rows of leads whose companions are guests, to the row of the host among them. `turns`: one value
-    a row of the job table. `settles`: whether a plan in which every job is alone stays
-    valid when a job leaves. `until_s`: when other groups become worth it if nothing happens before.
+    a row of the job table. `free`: rows of leads whose group has no gate. `settles`: whether a plan in which every job
+    is alone stays valid when a job leaves. `until_s`: when other groups become worth it if nothing happens before.
     """
 
     order: IntArray
@@ -179,6 +179,7 @@ class Units:
     settles: bool = True
     until_s: float = math.inf
     hosts: Mapping[int, int] = field(default_factory=dict)
+    free: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

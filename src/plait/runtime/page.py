@@ -314,6 +314,7 @@ class ProfileSource(IntEnum):
     MARKS = 1  # of the script, or of the loaders and models that it has wrapped
     HOOKS = 2  # in torch, of a script without marks (`training.passive`)
     NONE = 3  # nothing was seen: the whole iteration counts as GPU time
+    BESIDE = 4  # hooks, while others shared its GPUs: measured again once it has them to itself
 
 
 class JobState(IntEnum):

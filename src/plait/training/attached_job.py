@@ -532,7 +532,8 @@ class AttachedJob(Job):
         may_glance, version = self._may_glance, self.control.sharing_version
         self._report(now_s, busy_s, idle_s, may_glance)
         profiler, count = self.profiler, compute.only_counted + 1
-        if profiler.step(now_s, busy_s, alone=self.control.alone, idle_s=idle_s, count=count) and profiler.result:
+        alone, free = self.control.alone, self.stages.gate.kind == "none" and self.shared.neighbours is None
+        if profiler.step(now_s, busy_s, alone=alone, free=free, idle_s=idle_s, count=count) and profiler.result:
             page.set_profile(*profiler.result)
             page.profile_source = profiler.source
             if self.hooks is not None and (messages := self.hooks.messages) is not None and messages.counts:

@@ -99,8 +99,7 @@ class ControlFile:
         self.sharing_version = -1  # of the neighbours
         self._control: dict[str, Any] = {}
         self._neighbours: Neighbours | None = None
-        #: Whether this job has its GPUs to itself.
-        self.alone = True
+        self._grouped = False
 
     def gate(self, current: StageGate) -> StageGate:
         """The right gate now: `current` if nothing has changed, else a new one (`current` is closed)."""
@@ -111,10 +110,13 @@ class ControlFile:
             return current
         self._gate_version = version
         control = self._read(version)
-        grouped = len((control.get("group") or {}).get("members") or ()) > 1
-        self.alone = not grouped and self.neighbours() is None
         current.close()
         return _open_in_worker(control) if self._worker else self._wrap(open_gate(control, self._told))
+
+    @property
+    def alone(self) -> bool:
+        """Whether this job has its GPUs to itself."""
+        return self.neighbours() is None and not self._grouped
 
     def neighbours(self) -> Neighbours | None:
         """The neighbours on the GPU now; None without any.
@@ -137,6 +139,7 @@ class ControlFile:
         """The file of this version, read once."""
         if version != self._version:
             self._version, self._control = version, self._load()
+            self._grouped = len((self._control.get("group") or {}).get("members") or ()) > 1
         return self._control
 
     def _load(self) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 After five iterations of warm-up, the next 20 to 50 are measured while the job has its GPUs to itself, as by Muri's
 profiler (section 5 of the paper); 20 are enough if they hardly differ. In company, waiting would count as work of the
-job, so profiling restarts when the job no longer has its GPUs to itself. Stage marks cost microseconds and stay on
-after the profile. They cannot see how long transfers really take; torch's profiler adds this in these iterations only.
-The stages of a script without marks are seen by hooks in these iterations (`passive`).
+job, so profiling restarts when the job no longer has its GPUs to itself. A script without marks that has never been
+alone is measured next to others, by hooks that see what it waits for, until it has its GPUs to itself. Stage marks cost
+microseconds and stay on after the profile. They cannot see how long transfers really take; torch's profiler adds this
+in these iterations only. The stages of a script without marks are seen by hooks in these iterations (`passive`).
 When ten iterations in a row take a fifth more or less time, the job is profiled again.
 """
 
@@ -133,6 +134,7 @@ class Profiler:
         self._busy_before: tuple[float, ...] = (0.0,) * len(Resource)
         self.result: tuple[tuple[float, ...], float, int] | None = None
         self.source = ProfileSource.UNKNOWN  # of the stages in `result`
+        self._beside = False  # whether others shared the GPUs in one of the measured iterations
 
     @property
     def step_s(self) -> float:
@@ -140,12 +142,20 @@ class Profiler:
         return sum(self._recent) / len(self._recent) if self._recent else 0.0
 
     def step(
-        self, now_s: float, busy_s: Sequence[float], *, alone: bool = True, idle_s: float = 0.0, count: int = 1
+        self,
+        now_s: float,
+        busy_s: Sequence[float],
+        *,
+        alone: bool = True,
+        free: bool = False,
+        idle_s: float = 0.0,
+        count: int = 1,
     ) -> bool:
         """Note the end of an iteration at `now_s`; returns True if it completed the profile, now in `result`.
 
         `count`: iterations since the last call; more than one only where `result` is complete.
-        `busy_s`: seconds of each resource since the beginning. `alone`: whether the job has its GPUs to itself.
+        `busy_s`: seconds of each resource since the beginning. `alone`: whether the job has its GPUs to itself; `free`:
+        whether it never waits for a turn or a share of them.
         `idle_s`: seconds of this iteration that are no work of the job (a pause, a reduced share, a checkpoint).
         """
         before, self._last_s = self._last_s, now_s
@@ -153,11 +163,12 @@ class Profiler:
             return False
         took = max(now_s - before - idle_s, 0.0) / count
         self._recent.append(took)
-        if not alone:
+        if not alone and not (free and self._hooks is not None and self.result is None and not any(busy_s)):
             self._begin_anew()
             return False
+        self._beside |= not alone
         if self.result is not None:
-            if not self._drifted(took):
+            if self.source is not ProfileSource.BESIDE and not self._drifted(took):
                 return False
             self._begin_anew()
             self.result = None
@@ -183,7 +194,7 @@ class Profiler:
             self._hooks.stop()
 
     def _begin_anew(self) -> None:
-        self._seen, self._samples, self._drifting = 0, [], 0
+        self._seen, self._samples, self._drifting, self._beside = 0, [], 0, False
         self.close()
 
     def _drifted(self, took_s: float) -> bool:
@@ -208,6 +219,8 @@ class Profiler:
         self.source = ProfileSource.MARKS
         if not sum(stages):
             self.source = ProfileSource.NONE if seen is None else ProfileSource.HOOKS
+            if seen is not None and self._beside:
+                self.source = ProfileSource.BESIDE
             # Unseen, all time without a transfer counts as GPU time.
             stages = [0.0, 0.0, max(mean - moving_s, 0.0), 0.0] if seen is None else list(seen)
         if moving_s > 0:

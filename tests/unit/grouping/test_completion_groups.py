@@ -42,7 +42,7 @@ SLOW = pytest.mark.skipif(not os.environ.get("PLAIT_SLOW"), reason="takes minute
 def line_of(names, values, *, runs=None, kept=None, stay=None, guests=0):
     profile = np.array([PROFILES[name] for name in names], dtype=float)
     model = ClassedBucket.of(OPTIONS, profile[:, :4], profile[:, 4], None, None)
-    about = np.zeros((len(names), 6), dtype=np.int64)
+    about = np.zeros((len(names), 7), dtype=np.int64)
     about[:, kernels.BUCKET] = about[:, kernels.GPUS] = GPUS
     about[:, kernels.CLASS] = model.of_job
     about[:, kernels.RUNS] = -1 if runs is None else runs
@@ -152,6 +152,8 @@ def test_jobs_share_as_guests_or_in_turns_whichever_is_worth_more():
     assert group_worth(ranks, 4, turns, scratch) == group_worth(ranks, 4, either, scratch)
     _, hosts, _ = best_plan(either, np.array([GPUS]), np.ones((1, 1), dtype=bool))
     assert hosts[0] >= 0
+    either.about[:, kernels.PLAIN] = 1  # each iteration of the guest is one quantum
+    assert group_worth(ranks, 2, either, scratch) == pytest.approx(4.0, abs=0.05), "hardly more than the host alone"
     _, hosts, _ = best_plan(turns, np.array([GPUS]), np.ones((1, 1), dtype=bool))
     assert hosts == [-1]
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from plait.control.controller import Controller
-from plait.control.messages import Command, Event, JobSubmitted, Launch, ReplanDue, Stop
+from plait.control.messages import Command, Event, JobProfiled, JobSubmitted, Launch, ProgressReported, ReplanDue, Stop
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jit import plain
-from plait.core.jobs import JobBatch, JobSpec
-from plait.core.plan import Plan
+from plait.core.jobs import Checkpoints, JobBatch, JobSpec
+from plait.core.plan import Gate, Plan
 from plait.core.policy import Policy, View
 from plait.core.resources import StageProfile
 from plait.policies.by_completion import ByCompletion, progress_values
@@ -28,6 +28,7 @@ from plait.sim.world import make_world
 
 CPU = StageProfile.of(cpu=0.6, gpu=0.4)
 GPU = StageProfile.of(gpu=0.9, cpu=0.1)
+STORAGE = StageProfile.of(storage=0.9, gpu=0.1)
 GPUS, REMAINING_S = np.array([8, 4, 8, 1, 16]), np.array([10.0, 6.0, 3.0, 50.0, 2.0])
 
 
@@ -100,6 +101,41 @@ def test_a_job_that_leaves_the_gpu_idle_is_host_or_guest_whichever_is_worth_more
     assert not made.reasons
     alone = ByCompletion(guests=0)(view, np.array([1, 0]))
     assert not alone.companions and not alone.hosts  # noqa: PT018
+
+
+def plain_job(number: int, profile: StageProfile | None = None) -> JobSpec:
+    spec = replace(job(number, profile=profile), checkpoints=Checkpoints.NEVER)
+    return replace(spec, iteration_s=None) if profile is None else spec
+
+
+def arrived(*jobs: JobSpec) -> Controller:
+    """The first job runs on the only GPU, and the others came a second later."""
+    controller = Controller(make_policy("plait"), Cluster.parse("1x1"))
+    for at_s, first_row, some in ((0.0, 0, jobs[:1]), (1.0, 1, jobs[1:])):
+        controller.handle(JobSubmitted(at_s, first_row, JobBatch.of(some)))
+        controller.handle(ReplanDue(at_s))
+    return controller
+
+
+@pytest.mark.parametrize(("known", "second"), [(GPU, plain_job(1)), (STORAGE, plain_job(1, GPU))])
+def test_plain_scripts_are_tried_together_and_stay_until_it_is_known_what_they_do(known, second):
+    """Nothing is known of the second, or of the two together; they have no gate, and what they report decides."""
+    controller, none = arrived(plain_job(0, known), second), np.zeros(2)
+    for at_s in (2.0, 50.0):
+        (together,) = controller.running
+        assert ([m.job for m in together.members], together.gate) == ([0, 1], Gate.NONE)
+        controller.handle(ReplanDue(at_s))
+    controller.handle(JobProfiled(51.0, np.array([1]), np.array([1.0]), np.array([[0.0, 0.0, 1.0, 0.0]])))
+    for at_s, pace_s in ((52.0, 1.0), (53.0, 2.0)):  # together as fast as alone, then half as fast
+        controller.handle(ProgressReported(at_s, np.arange(2), none, none, none, np.full(2, pace_s)))
+        controller.handle(ReplanDue(at_s))
+        groups = [(g.guest, [m.job for m in g.members]) for g in controller.running]
+        assert groups == ([(False, [0, 1])] if pace_s == 1.0 else [(False, [0]), (True, [1])])
+    assert (controller.job_store.columns["starts"][:2] == 1).all()
+    # One at a time, not while the first measures its own profile, and not where both need the same.
+    assert arrived(plain_job(0, GPU), plain_job(1), plain_job(2)).running.jobs.tolist() == [0, 1]
+    assert len(arrived(plain_job(0), plain_job(1)).running.jobs) == 1
+    assert [g.guest for g in arrived(plain_job(0, GPU), plain_job(1, GPU)).running] == [False, True]
 
 
 def test_jobs_that_placement_leaves_together_stay_host_and_guest():

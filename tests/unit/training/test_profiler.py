@@ -85,6 +85,16 @@ def test_what_a_job_does_beside_others_is_no_drift():
     assert profiler.result[1] == pytest.approx(1.0)
 
 
+def test_a_script_without_marks_is_measured_beside_others_until_it_is_alone(monkeypatch):
+    profiler = Profiler(hooks=Hooks())
+    monkeypatch.setattr(Hooks, "start", lambda *args: True)
+    monkeypatch.setattr(Hooks, "stages", lambda *args: (0.75, 0.0, 0.25, 0.0))
+    steps = lambda first, **company: sum(profiler.step(first + n, [0.0] * 4, **company) for n in range(40))  # noqa: E731
+    assert steps(0, alone=False) == 0, "it waits for turns or a share"
+    assert (steps(40, alone=False, free=True), profiler.source) == (1, ProfileSource.BESIDE)
+    assert (steps(80), profiler.source) == (1, ProfileSource.HOOKS)
+
+
 def test_stage_times_of_a_scripted_job_are_within_five_per_cent(tmp_path):
     """From marks to what the agent reads: a load that is split afterwards, a transfer within the backward pass."""
     clock, dice, profiler = Clock(), random.Random(1), Profiler()

@@ -82,7 +82,7 @@ class PageReader:
         gate, measured = page.gate, page.profile
         profile = None
         if measured is not None:
-            outside = page.profile_source == ProfileSource.NONE
+            outside = page.profile_source in (ProfileSource.NONE, ProfileSource.BESIDE)
             profile = Profile(list(measured.stage_s), measured.iteration_s, measured.samples, outside)
         self._last = PageProgress(
             steps=steps,

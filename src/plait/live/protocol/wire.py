@@ -93,7 +93,7 @@ class NodeInfo:
 class Profile:
     """Stage seconds (storage, CPU, GPU, network) and iteration seconds, measured alone over so many iterations.
 
-    `outside`: its stages are seen from outside the processes, or not at all.
+    `outside`: its stages are seen from outside the processes, while others shared its GPUs, or not at all.
     """
 
     stage_s: list[float]

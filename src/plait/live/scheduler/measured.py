@@ -232,7 +232,7 @@ def profile_source(ctx: Context, job: JobRecord) -> str | None:
     if job.request.get("profile"):
         return "given"
     if job.seen_outside:
-        return "seen from outside its processes"
+        return "seen from outside its processes, or next to others"
     if not job.admitted or ctx.state.controller is None:
         return None
     known = not np.isnan(ctx.state.controller.job_store.columns["stage_s"][job.number, 0])
