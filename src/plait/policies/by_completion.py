@@ -227,10 +227,9 @@ def room_for_paces(max_jobs: int, groups: int = KNOWN) -> tuple[IntArray, FloatA
 def _tried(view: View, order: IntArray) -> dict[int, int]:
     """The rows of jobs that are on trial, and the row of the job next to which each is tried."""
     jobs, kept, found = view.jobs, view.keeps.rows, dict[int, int]()
-    if not jobs.columns["has_losses"][0]:
-        return found
     mates, known = jobs.running_group, ~np.isnan(jobs.stage_s[:, 0])
-    for row in order[(mates[order] >= 0) & (view.now_s < jobs.last_start_s[order] + TRIAL_S)].tolist():
+    new = (mates >= 0) & (jobs.checkpoints == int(Checkpoints.NEVER)) & (view.now_s < jobs.last_start_s + TRIAL_S)
+    for row in order[new[order]].tolist():
         group = np.flatnonzero(mates == mates[row])
         first = int(group[np.argmin(jobs.last_start_s[group])])
         if len(group) == 2 and row != first and kept[first] and known[first] and not _measured(view, first, row):
