@@ -86,10 +86,10 @@ def remembered() -> Iterator[None]:
     known: dict[Any, Any] = {}
 
     def once(function: Callable[..., Any]) -> Callable[..., Any]:
-        def ask(jobs: GoodputJobs, *where: list[int]) -> Any:
-            key = (function, *(getattr(jobs, name).tobytes() for name in COLUMNS), *map(tuple, where))
+        def ask(jobs: GoodputJobs, *where: list[int], **more: int) -> Any:
+            key = (function, *(getattr(jobs, name).tobytes() for name in COLUMNS), *map(tuple, where), *more.values())
             if key not in known:
-                known[key] = function(jobs, *where)
+                known[key] = function(jobs, *where, **more)
             return known[key]
 
         return ask

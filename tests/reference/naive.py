@@ -28,6 +28,7 @@ import numpy as np
 from plait.core.cluster import Cluster
 from plait.core.goodput import Estimate
 from plait.core.jobs import Checkpoints, JobSpec, JobTable, Phase
+from plait.core.jobs.batch import BATCH_COLUMNS
 from plait.core.plan import NO_GROUPS, Gate, Groups, Reservation
 from plait.core.policy import Policy, View
 from plait.core.resources import Resource
@@ -471,7 +472,7 @@ class Naive:
             **{name: spec(name).astype(np.int64) for name in ("gpus", "min_gpus", "max_gpus", "job_class", "servers")},
             **{name: spec(name).astype(np.float64) for name in SPEC_FLOATS},
             "stage_s": np.array([j.spec.profile.stage_s if j.spec.profile else [math.nan] * 4 for j in jobs]),
-            **{name: np.zeros(len(jobs), dtype=np.int64) for name in ADAPTIVE},
+            **{name: np.zeros(len(jobs), dtype=np.int64) for name in BATCH_COLUMNS},
             "goodput": np.full((len(jobs), len(Estimate)), math.nan),
             "gpu_kinds": kinds,
             "has_kinds": np.array([any(k is not None for k in kinds)]),
@@ -502,8 +503,6 @@ SPEC_FLOATS = (
     "submit_s", "iterations", "iteration_s", "gpu_memory_bytes", "cpus", "memory_bytes", "skew", "deadline_s",
     "priority", "weight", "time_limit_s",
 )  # fmt: skip
-#: none of these jobs adapts its batch
-ADAPTIVE = ("batch_size", "max_batch_size", "min_local_batch", "max_local_batch", "accumulates")
 REMEMBERED = (
     "first_start_s", "last_start_s", "slow_since_s", "starts",
     "preemptions", "failures", "promotions", "position", "level",

@@ -261,7 +261,8 @@ class Controller:
     def _refusals(self, numbers: IntArray, room: int) -> dict[int, str]:
         columns = self.job_store.columns
         simple = not (columns["has_demands"][0] or columns["has_kinds"][0])
-        if self.cluster.limits_gpu_memory and columns["gpu_memory_bytes"][numbers].any():
+        needs_memory = columns["gpu_memory_bytes"][numbers].any() or columns["parameters"][numbers].any()
+        if self.cluster.limits_gpu_memory and needs_memory:
             simple = False
         if self.job_store.requiring and not self.job_store.requiring.isdisjoint(numbers.tolist()):
             simple = False

@@ -21,7 +21,7 @@ from plait.control.plan_check.grants import never_granted
 from plait.core.arrays import FloatArray, IntArray, objects
 from plait.core.cluster import Cluster
 from plait.core.codec.values import floats, plain_array
-from plait.core.goodput import Estimate
+from plait.core.goodput import Estimate, shortage
 from plait.core.jobs import FLOAT_ROW, WHOLE_ROW, JobBatch, JobSpec, Phase, gpu_use, work_done_s
 from plait.core.resources import CPU_KIND, Resource
 from plait.core.words import counted
@@ -480,6 +480,12 @@ def refusal(spec: JobSpec, cluster: Cluster, room: int = 0) -> str | None:
     if not known:
         there = ", ".join(f"{memory / 1e9:g} GB ({kind})" for kind, memory in most.items())
         return f"needs {spec.gpu_memory_bytes / 1e9:g} GB of GPU memory on each GPU; the GPUs it may use have {there}"
+    if spec.batch is not None:
+        # Policies that do not choose sizes start a job at the size that it requests, so a plan of that has to fit.
+        lacking = {k: shortage(spec.batch, spec.gpus, most[k]) for k in known}
+        known = [k for k in known if lacking[k] is None]
+        if not known:
+            return "; ".join(f"{kind}: {why}" for kind, why in lacking.items())
     best = room
     for kind in known:
         fits = (

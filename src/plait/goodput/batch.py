@@ -9,13 +9,16 @@ Goodput of every job on every configuration, in one call, for allocators.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.goodput import ANY, PLANS, THETA, BatchLimits, Estimate, bytes_a_parameter
+from plait.goodput.execution_plans import PlanSpace, Speed, speed_of
 from plait.goodput.jobs import GoodputJobs
 from plait.goodput.throughput import efficiency, throughput
 
@@ -28,15 +31,9 @@ SLACK = 1e-8
 #: Pairs of job and configuration looked at together: temporary arrays stay in the processor's cache.
 CHUNK = 256
 
-Speed = Callable[
-    [FloatArray, npt.ArrayLike, npt.ArrayLike, npt.ArrayLike, npt.ArrayLike],
-    FloatArray,
-]
-"""(theta, nodes, gpus, local, passes) -> examples per second, all broadcast against each other."""
-
 
 class BatchChoice(NamedTuple):
-    """Batches of J jobs on C configurations, and their goodput; where a job cannot run, all three are 0."""
+    """Batches of J jobs on C configurations, and their goodput; where a job cannot run, all are 0."""
 
     local: IntArray
     """(J, C): m, examples a GPU processes in one pass."""
@@ -44,6 +41,8 @@ class BatchChoice(NamedTuple):
     """(J, C): s, accumulation-only passes before the synchronising one."""
     goodput: FloatArray
     """(J, C): useful examples per second; a job without a fit counts K (only ratios matter)."""
+    stage: IntArray
+    """(J, C): the ZeRO stage of its plan; 0 for jobs without plans."""
 
 
 def goodput(
@@ -53,14 +52,16 @@ def goodput(
     local: npt.ArrayLike,
     passes: npt.ArrayLike,
     *,
+    stage: int = 0,
     speed: Speed = throughput,
 ) -> FloatArray:
     """Throughput times efficiency of `local` (m) and `passes` (s) for each job, useful examples/s; broadcast to (J,).
 
-    NaN for a job without a fit.
+    `stage`: the ZeRO stage of their plans. NaN for a job without a fit.
     """
     scale = np.asarray(gpus) * np.asarray(local) * (np.asarray(passes) + 1) / jobs.initial
-    value: FloatArray = speed(jobs.theta, nodes, gpus, local, passes) * efficiency(jobs.sqr, jobs.var, scale)
+    rate = speed_of(stage, speed)(jobs.theta, nodes, gpus, local, passes)
+    value: FloatArray = rate * efficiency(jobs.sqr, jobs.var, scale)
     return value
 
 
@@ -100,6 +101,9 @@ def best_batch(
 ) -> BatchChoice:
     """The (m, s) with the highest goodput for each job on each configuration of `gpus` GPUs over `nodes` nodes.
 
+    A job with plans gets the ZeRO stage with the highest, too, of plans that fit into the memory of a GPU; without a
+    fit the first stage that does.
+
     `nodes` and `gpus` are broadcast against (J, C): of shape (C,) every job is evaluated on every configuration, of
     shape (J, 1) each on its own. A job without a fit gets the smallest batch that there is. `speed` replaces the
     model of throughput. With `artifact`, a batch per GPU outside [m_min, m_max] is worth 0, as in the published code;
@@ -107,7 +111,8 @@ def best_batch(
     and no job runs on more GPUs than leave each its smallest batch.
     """
     shape = np.broadcast_shapes(np.shape(nodes), np.shape(gpus), (len(jobs), 1))
-    choice = BatchChoice(np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape))
+    local, passes, stage = np.zeros((3, *shape), np.int64)
+    choice = BatchChoice(local, passes, np.zeros(shape), stage)
     many, apart = (choice.passes + np.asarray(column, dtype=np.int64) for column in (gpus, nodes))
     possible = many >= 1
     if not artifact:
@@ -116,7 +121,7 @@ def best_batch(
     rows, columns = np.nonzero(possible & fitted[:, None])
     for begin in range(0, len(rows), CHUNK):
         at = rows[begin : begin + CHUNK], columns[begin : begin + CHUNK]
-        found = _best(jobs[at[0]], apart[at], many[at], artifact, speed)
+        found = _best_plan(jobs[at[0]], apart[at], many[at], artifact, speed)
         for column, values in zip(choice, found, strict=True):
             column[at] = values
     if not fitted.all():
@@ -134,8 +139,66 @@ def best_batch_each(
 ) -> BatchChoice:
     """As `best_batch`, each job on one configuration: `nodes`, `gpus` and the results have shape (J,)."""
     own = (np.broadcast_to(np.asarray(column), len(jobs))[:, None] for column in (nodes, gpus))
-    local, passes, value = best_batch(jobs, *own, artifact=artifact, speed=speed)
-    return BatchChoice(local[:, 0], passes[:, 0], value[:, 0])
+    local, passes, value, stage = best_batch(jobs, *own, artifact=artifact, speed=speed)
+    return BatchChoice(local[:, 0], passes[:, 0], value[:, 0], stage[:, 0])
+
+
+def ordered(
+    limits: BatchLimits, estimates: FloatArray, nodes: int, gpus: int, memory_bytes: float
+) -> BatchLimits | None:
+    """The bounds of a job with plans on given GPUs: the best stage alone, and the local batch that it leaves room for.
+
+    `estimates` is the job's row of `Estimate`, NaN unknown; `memory_bytes` of each GPU. None if no plan fits.
+    """
+    initial, most, least_local, most_local = np.array(
+        [[limits.initial], [limits.most], [limits.least_local], [limits.most_local]]
+    )
+    sqr, var = np.nan_to_num(estimates[[Estimate.SQR]], nan=0.0), np.nan_to_num(estimates[[Estimate.VAR]], nan=1.0)
+    values = {"parameters": limits.parameters, "example_bytes": limits.example_bytes, "zero_stage": limits.zero_stage}
+    space = PlanSpace.of(lambda name: np.array([values[name]]), memory_bytes)
+    theta = estimates[None, :THETA]
+    may = np.array([limits.accumulation])
+    job = GoodputJobs(theta, sqr, var, initial, most, least_local, most_local, may, space)
+    local, passes, _, stage = (int(column[0, 0]) for column in best_batch(job, [nodes], [gpus]))
+    if not local:
+        return None
+    # A batch that may grow has to fit with accumulation too; a fixed one is accumulated now, or never on these GPUs.
+    whole, in_shards = bytes_a_parameter(stage, limits.accumulation and (passes > 0 or limits.most > limits.initial))
+    free = memory_bytes - limits.parameters * (whole + in_shards / gpus)
+    room = int(min(free / max(limits.example_bytes, 1), limits.most_local))
+    room = max(room, limits.least_local if limits.accumulation else limits.initial)
+    return replace(limits, zero_stage=stage, most_local=room)
+
+
+def _best_plan(jobs: GoodputJobs, nodes: IntArray, gpus: IntArray, artifact: bool, speed: Speed) -> BatchChoice:
+    """The best of all stages for each row of jobs and its configuration; all shapes (P,)."""
+    if jobs.plans is None:
+        return _best(jobs, nodes, gpus, artifact, speed)
+    local, passes, stage = np.zeros((3, len(jobs)), np.int64)
+    best = BatchChoice(local, passes, np.zeros(len(jobs)), stage)
+    for number, planned, may in _variants(jobs, gpus):
+        found = _best(planned, nodes, gpus, artifact, speed_of(number, speed))
+        better = may & (found.goodput > best.goodput)
+        stage[better] = number
+        for column, values in zip(best[:3], found, strict=False):
+            column[better] = values[better]
+    return best
+
+
+def _variants(jobs: GoodputJobs, gpus: IntArray) -> Iterator[tuple[int, GoodputJobs, BoolArray]]:
+    """Each stage, the jobs with as large a local batch as it leaves memory for on `gpus` (J,), and which can use it."""
+    space = jobs.plans
+    if space is None:
+        yield 0, jobs, np.ones(len(jobs), dtype=bool)
+        return
+    for stage, accumulates in PLANS:
+        whole, in_shards = bytes_a_parameter(stage, accumulates)
+        free = space.memory_bytes - space.parameters * (whole + in_shards / gpus)
+        room = np.floor(np.minimum(free / np.maximum(space.example_bytes, 1), jobs.most_local)).astype(np.int64)
+        may = (space.parameters > 0) & np.isin(space.zero_stage, (ANY, stage)) & (room >= jobs.least_local)
+        may |= (space.parameters == 0) & (stage == 0)
+        local = np.where(may & (space.parameters > 0), room, jobs.most_local)
+        yield stage, replace(jobs, most_local=local, accumulates=jobs.accumulates & accumulates), may
 
 
 def _best(jobs: GoodputJobs, nodes: IntArray, gpus: IntArray, artifact: bool, speed: Speed) -> BatchChoice:
@@ -155,7 +218,7 @@ def _best(jobs: GoodputJobs, nodes: IntArray, gpus: IntArray, artifact: bool, sp
     reached = value[each, best]
     usable = reached > 0
     local, passes = (np.where(usable, column[each, best], 0) for column in (local, passes))
-    return BatchChoice(local.astype(np.int64), passes.astype(np.int64), reached)
+    return BatchChoice(local.astype(np.int64), passes.astype(np.int64), reached, np.zeros(len(best), np.int64))
 
 
 def _moved(jobs: GoodputJobs, pieces: FloatArray, local: FloatArray) -> tuple[FloatArray, FloatArray, BoolArray]:
@@ -175,6 +238,8 @@ def _candidates(jobs: GoodputJobs, gpus: IntArray, part: FloatArray = PART) -> t
     initial = jobs.initial[:, None]
     passes = np.ceil(local / jobs.most_local[:, None] - SLACK) - 1
     passes = np.where(alone & (local > initial + SLACK), np.maximum(passes, 1), passes)
+    if jobs.plans is not None:  # where all totals are the same: more passes may divide it with less to round up
+        passes = passes + ((jobs.plans.parameters > 0) & (start == stop))[:, None] * np.arange(len(part))
     passes *= jobs.accumulates[:, None]
     local = np.ceil(local / (passes + 1) - SLACK)
     pinned: BoolArray = alone & ~jobs.accumulates[:, None]
@@ -185,11 +250,15 @@ def _unfitted(choice: BatchChoice, jobs: GoodputJobs, gpus: IntArray, where: Boo
     """Fill in jobs without a fit: the smallest batch that there is, and goodput in proportion to the GPUs."""
     at = np.nonzero(where)
     own, many = jobs[at[0]], gpus[at]
-    local, passes = _candidates(own, many, PART[:1])
-    local, _, allowed = _moved(own, many[:, None] * (passes + 1), local)
-    usable = artifact | allowed[:, 0]
-    for column, values in zip(choice, (local[:, 0], passes[:, 0], many), strict=True):
-        column[at] = np.where(usable, values, 0)
+    left = np.ones(len(many), dtype=bool)
+    for stage, planned, may in _variants(own, many):
+        local, passes = _candidates(planned, many, PART[:1])
+        local, _, allowed = _moved(planned, many[:, None] * (passes + 1), local)
+        usable = may & left & (artifact | allowed[:, 0])
+        left &= ~usable
+        columns = (local[:, 0], passes[:, 0], many, np.full(len(many), stage))
+        for column, values in zip(choice, columns, strict=True):
+            column[at] = np.where(usable, values, column[at])
 
 
 def goodput_table(

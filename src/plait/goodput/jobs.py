@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
+import numpy.typing as npt
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.goodput import LEAST_S, MOST_GAMMA, MOST_NOISE, MOST_S, THETA, Estimate
+from plait.goodput.execution_plans import PlanSpace
 
 if TYPE_CHECKING:
     from plait.core.jobs import JobTable
@@ -41,6 +44,8 @@ class GoodputJobs:
     """(J,): m_max, largest batch of a GPU in one pass, in examples."""
     accumulates: BoolArray
     """(J,): whether gradients may be accumulated over several passes."""
+    plans: PlanSpace | None = None
+    """The plans that jobs choose from; None if none does."""
 
     def __post_init__(self) -> None:
         theta = np.asarray(self.theta, dtype=np.float64)
@@ -92,7 +97,7 @@ class GoodputJobs:
         theta = np.where(real[:, None], theta, np.nan)
         sqr, var = np.where(measured[:, None], noise, (0.0, 1.0)).T
         limits = (table.batch_size, table.max_batch_size, table.min_local_batch, table.max_local_batch)
-        return cls(theta, sqr, var, *limits, table.accumulates != 0)
+        return cls(theta, sqr, var, *limits, table.accumulates != 0, PlanSpace.of(partial(getattr, table)))
 
     @classmethod
     def without_fit(cls, most: IntArray) -> GoodputJobs:
@@ -101,6 +106,7 @@ class GoodputJobs:
         columns = (np.full((len(most), THETA), np.nan), np.zeros(len(most)), np.ones(len(most)), one, most, one, one)
         for name, column in zip(COLUMNS, (*columns, one == 1), strict=True):
             object.__setattr__(jobs, name, column)
+        object.__setattr__(jobs, "plans", None)
         return jobs
 
     def __len__(self) -> int:
@@ -112,7 +118,15 @@ class GoodputJobs:
         chosen = object.__new__(GoodputJobs)  # the columns have been checked, and this is called often
         for name in COLUMNS:
             object.__setattr__(chosen, name, getattr(self, name)[some])
+        object.__setattr__(chosen, "plans", None if self.plans is None else self.plans[some])
         return chosen
+
+    def on(self, memory_bytes: npt.ArrayLike) -> GoodputJobs:
+        """The same jobs on GPUs of `memory_bytes`, (J,) or one for all; only plans depend on it."""
+        if self.plans is None:
+            return self
+        memory = np.broadcast_to(np.asarray(memory_bytes, dtype=np.float64), len(self))
+        return replace(self, plans=replace(self.plans, memory_bytes=memory))
 
     @property
     def fitted(self) -> BoolArray:
@@ -133,4 +147,4 @@ def _between(rows: FloatArray, least: float, most: float) -> BoolArray:
     return inside
 
 
-COLUMNS = tuple(field.name for field in fields(GoodputJobs))
+COLUMNS = tuple(field.name for field in fields(GoodputJobs) if field.name != "plans")

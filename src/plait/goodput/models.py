@@ -1,7 +1,7 @@
 """Models of throughput by name, for policies that size jobs: Pollux's own, its third pair for racks, and others'.
 
-A model is a function (theta, nodes, gpus, local, passes) -> examples/s (`plait.goodput.batch.Speed`). A package adds
-one as an entry point of the group `plait.throughput`.
+A model is a function (theta, nodes, gpus, local, passes) -> examples/s (`plait.goodput.execution_plans.Speed`). A
+package adds one as an entry point of the group `plait.throughput`.
 
 The paper names a third pair (alpha, beta) as an extension: synchronising between racks (section 3.2). `fit_racks` fits
 it to measurements over several racks, with all other parameters as they are; theta then has nine numbers, the pair at
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from plait.core.arrays import FloatArray
 from plait.core.errors import InputError, suggest
 from plait.core.goodput import LEAST_S, THETA, Estimate
-from plait.goodput.batch import Speed
+from plait.goodput.execution_plans import Speed
 from plait.goodput.fit import NETWORK, minimised
 from plait.goodput.throughput import Measurements, observations, throughput
 

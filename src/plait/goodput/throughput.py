@@ -26,7 +26,7 @@ r1 / (n e1) times the slope of log T_grad and of r2 / (n e2) times the slope of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -164,12 +164,15 @@ class Measurements:
     """Mean seconds of a pass without synchronisation."""
     step_s: FloatArray
     """Mean seconds of the pass that synchronises and steps."""
+    volume: FloatArray = field(default_factory=lambda: np.ones(1))
+    """Bytes exchanged in that pass relative to an all-reduce of the gradients (`plait.goodput.execution_plans`)."""
 
     def __post_init__(self) -> None:
         for name, kind in (("nodes", np.int64), ("gpus", np.int64), ("local", np.int64)):
             object.__setattr__(self, name, np.atleast_1d(np.asarray(getattr(self, name), dtype=kind)))
         for name in ("grad_s", "step_s"):
             object.__setattr__(self, name, np.atleast_1d(np.asarray(getattr(self, name), dtype=np.float64)))
+        object.__setattr__(self, "volume", np.broadcast_to(self.volume, self.step_s.shape))
         shapes = {column.shape for column in (self.nodes, self.gpus, self.local, self.grad_s, self.step_s)}
         if len(shapes) != 1:
             raise InputError(f"columns of a profile have shapes {sorted(shapes)}; give each a value for every key")
@@ -201,7 +204,7 @@ def loss_and_gradient(theta: FloatArray, profile: Measurements) -> tuple[float, 
 def observations(profile: Measurements) -> FloatArray:
     """A profile as the rows that `evaluate` reads, (7, keys).
 
-    m; K - 2; 1 where several nodes synchronise, else 0; 1 where one node does, else 0; seconds where nothing
+    m; K - 2; the volume where several nodes synchronise, else 0; the same where one node does; seconds where nothing
     synchronises, else 0; logarithms of both measured times.
     """
     many = profile.gpus > 1
@@ -210,8 +213,8 @@ def observations(profile: Measurements) -> FloatArray:
     rows = (
         profile.local,
         beyond,
-        between,
-        many & ~between,
+        between * profile.volume,
+        (many & ~between) * profile.volume,
         np.where(many, 0.0, TINY),
         np.log(profile.grad_s),
         np.log(profile.step_s),

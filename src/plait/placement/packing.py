@@ -27,6 +27,7 @@ import numpy as np
 
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
+from plait.core.goodput import needed_bytes
 from plait.core.jobs import JobTable, placement_skew
 from plait.core.jobs.keys import CLOCK_S
 from plait.core.plan import TURN, Gate, Groups, Plan, plain_details
@@ -158,7 +159,8 @@ def demands(jobs: JobTable) -> FloatArray:
 def allowed_kinds(view: View) -> IntArray:
     """Bit mask of the GPU kinds each job may use; one entry if all may use all.
 
-    The requested kinds, whose GPUs have the memory that it needs: all of a kind, where a kind's differ.
+    The requested kinds, whose GPUs have the memory that it needs: all of a kind, where a kind's differ; with plans,
+    what the requested size needs.
     """
     cluster, jobs = view.cluster, view.jobs
     masks = cluster.any_kind
@@ -166,8 +168,11 @@ def allowed_kinds(view: View) -> IntArray:
         kinds = jobs.columns["gpu_kinds"][jobs.number]
         of = {key: cluster.kind_mask(key) for key in set(kinds.tolist())}
         masks = np.array([of[key] for key in kinds.tolist()], dtype=np.int64)
-    if cluster.limits_gpu_memory and jobs.gpu_memory_bytes.any():
-        fits = jobs.gpu_memory_bytes[:, None] <= cluster.kind_gpu_memory_bytes * (1 + 1e-9)
+    if cluster.limits_gpu_memory and (jobs.gpu_memory_bytes.any() or jobs.parameters.any()):
+        needed = jobs.gpu_memory_bytes.copy()
+        for row in np.flatnonzero(jobs.parameters > 0).tolist():
+            needed[row] = max(needed[row], needed_bytes(jobs.limits(row), int(jobs.gpus[row])))
+        fits = needed[:, None] <= cluster.kind_gpu_memory_bytes * (1 + 1e-9)
         masks = masks & (fits << np.arange(len(cluster.kinds))).sum(axis=1)
     return masks
 

@@ -23,7 +23,7 @@ from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.highs import HAVE_HIGHS, need_highs
 from plait.core.policy import View, Wanted
-from plait.goodput.batch import Speed
+from plait.goodput.execution_plans import Speed
 from plait.goodput.fitness import after_restart, column_of, fitness
 from plait.goodput.knapsack import best_of_only_sizes, best_sizes
 from plait.goodput.throughput import throughput

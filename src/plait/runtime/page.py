@@ -84,14 +84,14 @@ import struct
 import sys
 import zlib
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Protocol, cast, overload
 
 from plait.core.errors import InputError
 from plait.core.files import OWNER_ONLY, replace_file
-from plait.core.goodput import THETA, BatchLimits, Estimate
+from plait.core.goodput import THETA, BatchLimits, BoundNames, Estimate
 from plait.core.resources import Resource
 from plait.sharing.directive import Action, Directive, Reached, SpillReason, StepStats
 
@@ -515,13 +515,13 @@ class Page:
 
     def set_limits(self, limits: BatchLimits) -> None:
         """Publish the bounds of the batch, once; the word that marks them as present is written last."""
-        for i, number in reversed(list(enumerate(astuple(limits)))):
-            self.floats[_LIMITS_AT + i] = float(number)
+        for i, name in reversed(list(enumerate(BoundNames._fields))):
+            self.floats[_LIMITS_AT + i] = float(getattr(limits, name))
 
     @property
     def limits(self) -> tuple[int, ...] | None:
-        """The bounds of the batch in the order of `BatchLimits`; None if missing or invalid."""
-        found = [self.floats[_LIMITS_AT + i] for i in range(len(fields(BatchLimits)))]
+        """The bounds of the batch in the order of `BoundNames`; None if missing or invalid."""
+        found = [self.floats[_LIMITS_AT + i] for i in range(len(BoundNames._fields))]
         possible = found[0] >= 1 and all(0 <= x <= 1e15 and x == int(x) for x in found)
         return tuple(int(x) for x in found) if possible else None
 

@@ -178,7 +178,8 @@ class JobsOnGpus:
         if self.adaptive is not None and self.adaptive.adapts[job]:
             nodes = len(np.unique(self.cluster.gpu_node[gpus]))
             done, speed = float(self.done_ms[job] / self.unit_ms[job]), self._speed(job, gpus)
-            self.adaptive.start(job, nodes, len(gpus), done, speed)
+            memory_bytes = float(self.cluster.node_gpu_memory_bytes[self.cluster.gpu_node[gpus]].min())
+            self.adaptive.start(job, nodes, len(gpus), done, speed, memory_bytes)
             self.adaptive.note(job, begin / 1000)
             ripe = self.since_ms[job] + to_ms(self.settings.measure_s)
             self.ripe_ms[job] = math.inf if self.adaptive.knows(job) else ripe

@@ -30,14 +30,16 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
-from plait.core.goodput import LEAST_S, THETA, Estimate
+from plait.core.errors import InputError
+from plait.core.goodput import LEAST_S, THETA, Estimate, shortage
 from plait.core.jobs import JobBatch
 from plait.goodput.batch import best_batch, best_batch_each, goodput
+from plait.goodput.execution_plans import STEP_VOLUME, PlanSpace, plan_s, with_volume
 from plait.goodput.fit import Measurements, fit
 from plait.goodput.fixed_batch import UNIT, fit_sizes, is_fixed, scaled_to, true_scaling, with_fixed_batches
 from plait.goodput.jobs import GoodputJobs
 from plait.goodput.shipped import shipped
-from plait.goodput.throughput import efficiency, gain, grad_s, iteration_s, step_s
+from plait.goodput.throughput import efficiency, gain, grad_s, step_s
 
 #: Iterations done when a job reported, and its row of `Estimate`.
 Report: TypeAlias = tuple[float, FloatArray]
@@ -70,9 +72,10 @@ class Training:
 
         A job with more or fewer iterations than its model has goes through the same noise slower or faster. Elastic
         jobs with a fixed batch or an unknown model scale as their trace says, or as the prior does, from their time at
-        the requested size on nodes of `per_node` GPUs.
+        the requested size on nodes of `per_node` GPUs. Jobs with plans do, too; those times are of ZeRO stage 0 in one
+        pass, as if memory were no limit.
         """
-        known, fixed, elastic = shipped(), is_fixed(jobs), jobs.column("min_gpus") < jobs.column("max_gpus")
+        known, fixed, elastic = shipped(), is_fixed(jobs), _sized(jobs)
         theta = np.full((len(jobs), THETA), np.nan)
         ends, noise = [_NONE] * len(jobs), [_NONE] * len(jobs)
         for j in np.flatnonzero(jobs.column("batch_size") > 0).tolist():
@@ -96,7 +99,7 @@ class Training:
         the prior does. Iterations take `slower` (J,) times as long as reported. `per_node`: GPUs of a
         node.
         """
-        fixed, elastic = is_fixed(jobs), jobs.column("min_gpus") < jobs.column("max_gpus")
+        fixed, elastic = is_fixed(jobs), _sized(jobs)
         theta = np.full((len(jobs), THETA), np.nan)
         ends, noise = [_NONE] * len(jobs), [_NONE] * len(jobs)
         for j in np.flatnonzero(jobs.column("batch_size") > 0).tolist():
@@ -112,6 +115,12 @@ class Training:
                 sqr, var = np.array([row[[Estimate.SQR, Estimate.VAR]] for _, row in known]).T
                 noise[j] = jobs.column("batch_size")[j] * np.maximum(var, 0.0) / np.maximum(sqr, LEAST_SQR)
         return cls(theta, tuple(ends), tuple(noise))
+
+
+def _sized(jobs: JobBatch) -> BoolArray:
+    """(J,): jobs whose speed is a model of their size: elastic ones, and those with plans."""
+    rows: BoolArray = (jobs.column("min_gpus") < jobs.column("max_gpus")) | (jobs.column("parameters") > 0)
+    return rows
 
 
 _NONE: FloatArray = np.zeros(0)
@@ -138,7 +147,9 @@ def _seconds(jobs: JobBatch, training: Training, cluster: Cluster, job: int, sha
     most = min(own["max_gpus"], own["max_batch_size"] // own["min_local_batch"], cluster.gpus)
     share = max(min(share, float(most)), 0.0)
     sizes = _sizes(least, share)
-    speed = np.maximum.accumulate(_speed(jobs, training, job, sizes, _nodes(cluster, sizes)), axis=1)  # (levels, sizes)
+    memory_bytes = float(cluster.node_gpu_memory_bytes.max())
+    speed = _speed(jobs, training, job, sizes, _nodes(cluster, sizes), memory_bytes)
+    speed = np.maximum.accumulate(speed, axis=1)  # (levels, sizes)
     if share < least:
         rate = speed[:, 0] * share / least
     else:
@@ -168,15 +179,21 @@ def _nodes(cluster: Cluster, sizes: IntArray) -> IntArray:
     return nodes
 
 
-def _speed(jobs: JobBatch, training: Training, job: int, sizes: IntArray, nodes: IntArray) -> FloatArray:
-    """Iterations at the initial batch a second, (levels of noise, sizes)."""
+def _speed(
+    jobs: JobBatch, training: Training, job: int, sizes: IntArray, nodes: IntArray, memory_bytes: float
+) -> FloatArray:
+    """Iterations at the initial batch a second, (levels of noise, sizes); `memory_bytes` of a GPU limit plans."""
     noise = training.noise[job]
     levels = len(noise)
-    own = [np.full(levels, int(jobs.column(name)[job])) for name in _BATCH]
-    variance = noise / own[0]
+    initial, most, least_local, most_local, accumulates = (
+        np.full(levels, int(jobs.column(name)[job])) for name in _BATCH
+    )
     row = np.broadcast_to(training.theta[job], (levels, training.theta.shape[1]))
-    known = GoodputJobs(row, np.ones(levels), variance, *own)
-    speed: FloatArray = best_batch(known, nodes, sizes).goodput / own[0][:, None]
+    space = PlanSpace.of(lambda name: np.full(levels, int(jobs.column(name)[job])), memory_bytes)
+    known = GoodputJobs(
+        row, np.ones(levels), noise / initial, initial, most, least_local, most_local, accumulates > 0, space
+    )
+    speed: FloatArray = best_batch(known, nodes, sizes).goodput / initial[:, None]
     return speed
 
 
@@ -187,8 +204,8 @@ _LIMITS = ("min_gpus", "max_gpus", "max_batch_size", "min_local_batch")
 #: A running job changes its batch if the predicted goodput is this many times higher; as in the published library.
 HYSTERESIS = 1.05
 
-#: Nodes, GPUs and batch of a GPU: what step times depend on.
-Key = tuple[int, int, int]
+#: Nodes, GPUs, batch of a GPU and ZeRO stage: what step times depend on.
+Key = tuple[int, int, int, int]
 
 
 #: Columns of what is recorded of jobs that adapt: seconds, examples a step, worth of one, noise scale in examples.
@@ -205,7 +222,7 @@ class AdaptiveJobs:
 
         `per_node`: GPUs of a node.
         """
-        self.per_node = per_node
+        self.per_node, self.jobs = per_node, jobs
         n = len(jobs)
         self.training, self.adapts = training, training.adapts & (jobs.column("batch_size") > 0)
         self.fixed = is_fixed(jobs)
@@ -217,11 +234,13 @@ class AdaptiveJobs:
         accumulates = jobs.column("accumulates") != 0
         #: what each job believes; its `theta`, `sqr` and `var` change as it learns
         self.known = GoodputJobs(
-            np.full((n, THETA), np.nan), np.zeros(n), np.ones(n), initial, most, least_local, most_local, accumulates
-        )
+            np.full((n, THETA), np.nan), np.zeros(n), np.ones(n), initial, most, least_local, most_local, accumulates,
+            PlanSpace.of(jobs.column),
+        )  # fmt: skip
         self.speed = np.full(n, np.nan)  # of the GPUs that each job has or had last; NaN: none yet
         self.nodes, self.gpus = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
         self.local, self.passes = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        self.stage = np.zeros(n, dtype=np.int64)  # of ZeRO; changes only when a job starts
         self.level = np.zeros(n, dtype=np.int64)  # of the gradient noise
         self.profiles: dict[int, dict[Key, tuple[float, float]]] = {}  # seconds on GPUs of speed 1
         self.sure: set[int] = set()  # jobs whose estimates are the truth, so they need no measurements
@@ -241,13 +260,24 @@ class AdaptiveJobs:
         rows = np.array(self.history, dtype=np.float64).reshape(-1, len(TRAINING_COLUMNS))
         return dict(zip(TRAINING_COLUMNS, rows.T, strict=True))
 
-    def start(self, job: int, nodes: int, gpus: int, done: float, speed: float = 1.0) -> None:
-        """The job starts on these GPUs, which are of this speed, with so many iterations done."""
+    def start(
+        self, job: int, nodes: int, gpus: int, done: float, speed: float = 1.0, memory_bytes: float = np.inf
+    ) -> None:
+        """The job starts on these GPUs, of this speed and memory, with so many iterations done.
+
+        Raises `InputError` if no plan of the job fits into the memory.
+        """
         self._move(job, speed)
+        if self.known.plans is not None:
+            self.known.plans.memory_bytes[job] = memory_bytes
         self.nodes[job], self.gpus[job] = nodes, gpus
         self.level[job] = min(int(np.searchsorted(self.training.ends[job], done, side="right")), self._last(job))
         self._see_noise(job)
         choice = best_batch_each(self.known[job], [nodes], [gpus])
+        limits = self.jobs[job].batch
+        if not choice.local[0] and limits is not None and (lacks := shortage(limits, gpus, memory_bytes)):
+            raise InputError(f"job {self.jobs.id[job]!r}: {lacks}")
+        self.stage[job] = choice.stage[0]
         self._take(job, choice.local[0], choice.passes[0])
 
     def _move(self, job: int, speed: float) -> None:
@@ -283,14 +313,14 @@ class AdaptiveJobs:
 
     def key(self, job: int) -> Key:
         """The configuration that the job runs in."""
-        return int(self.nodes[job]), int(self.gpus[job]), int(self.local[job])
+        return int(self.nodes[job]), int(self.gpus[job]), int(self.local[job]), int(self.stage[job])
 
     def rate(self, job: int) -> float:
         """Iterations at the initial batch that the job really makes in a second."""
-        nodes, gpus, local = self.key(job)
+        nodes, gpus, local, stage = self.key(job)
         passes, initial = int(self.passes[job]), self.known.initial[job]
         noise = self.training.noise[job][self.level[job]]
-        steps_s = iteration_s(self.training.theta[job], nodes, gpus, local, passes)
+        steps_s = plan_s(self.training.theta[job], stage, nodes, gpus, local, passes)
         return float(gain(1.0, noise / initial, gpus * local * (passes + 1) / initial) / steps_s)
 
     def knows(self, job: int) -> bool:
@@ -304,13 +334,14 @@ class AdaptiveJobs:
 
     def measure(self, job: int) -> None:
         """Fit the job's throughput again: it has run long enough in this configuration to know its step time."""
-        key = self.key(job)
-        theta = self.training.theta[job]
-        off = self._off(job, key)
-        times = float(grad_s(theta, key[2])) * off, float(step_s(theta, *key)) * off
+        key = *at, stage = self.key(job)
+        theta, volume = self.training.theta[job], STEP_VOLUME[stage]
+        off = self._off(job, at)
+        step = step_s(theta if volume == 1.0 else with_volume(theta, volume), *at)
+        times = float(grad_s(theta, at[2])) * off, float(step) * off
         profile = self.profiles.setdefault(job, {})
         profile[key] = times
-        columns = np.array([(*k, *v) for k, v in profile.items()]).T
+        columns = np.array([(*k[:3], *v) for k, v in profile.items()]).T
         columns[3:] /= self.speed[job]
         if self.fixed[job]:
             gpus, seconds = (float(column[job]) for column in self.requested)
@@ -320,16 +351,18 @@ class AdaptiveJobs:
             sizes |= {(int(n), int(k)): s for n, k, _, _, s in columns.T.tolist()}
             self.known.theta[job] = fit_sizes(sizes)
         else:
-            self.known.theta[job] = fit(Measurements(*columns), self.known.theta[job])
+            ns, ks, ms, grads, steps = columns
+            volumes = np.array([STEP_VOLUME[stage] for *_, stage in profile])
+            self.known.theta[job] = fit(Measurements(ns, ks, ms, grads, steps, volumes), self.known.theta[job])
         self.estimates[job, :THETA] = self.known.theta[job]
-        self.estimates[job, Estimate.PROFILED_GPUS] = max(gpus for _, gpus, _ in self.profiles[job])
+        self.estimates[job, Estimate.PROFILED_GPUS] = max(gpus for _, gpus, *_ in profile)
         self._see_noise(job)
 
-    def _off(self, job: int, key: Key) -> float:
-        """The factor by which what the job measures in a configuration is off."""
+    def _off(self, job: int, at: Sequence[int]) -> float:
+        """The factor by which what the job measures with (nodes, GPUs, batch of a GPU) is off."""
         if not self.noise:
             return 1.0
-        return float(np.random.default_rng((self.seed, 0x57E9, job, *key)).uniform(1 - self.noise, 1 + self.noise))
+        return float(np.random.default_rng((self.seed, 0x57E9, job, *at)).uniform(1 - self.noise, 1 + self.noise))
 
     def pass_level(self, job: int) -> None:
         """Enter the next level of gradient noise."""
@@ -337,11 +370,13 @@ class AdaptiveJobs:
         self._see_noise(job)
 
     def adapt(self, job: int) -> None:
-        """Choose the batch again; a gain below `HYSTERESIS` does not justify a change."""
-        own = self.known[job]
+        """Choose the batch again, under the same stage; a gain below `HYSTERESIS` does not justify a change."""
+        own, stage = self.known[job], int(self.stage[job])
+        if own.plans is not None:
+            own.plans.zero_stage[:] = stage
         nodes, gpus = [self.nodes[job]], [self.gpus[job]]
         choice = best_batch_each(own, nodes, gpus)
-        now = goodput(own, nodes, gpus, [self.local[job]], [self.passes[job]])
+        now = goodput(own, nodes, gpus, [self.local[job]], [self.passes[job]], stage=stage)
         if choice.goodput[0] > HYSTERESIS * now[0]:
             self._take(job, choice.local[0], choice.passes[0])
 

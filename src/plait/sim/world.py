@@ -18,6 +18,7 @@ import numpy as np
 from plait.core.arrays import FloatArray
 from plait.core.errors import InputError, TraceError, suggest
 from plait.core.jobs import JobBatch
+from plait.core.jobs.batch import BATCH_COLUMNS
 from plait.sim.physics import Physics, StandardPhysics
 
 if TYPE_CHECKING:
@@ -242,5 +243,4 @@ def with_known_batches(truth: JobBatch, adaptive: AdaptiveJobs | None) -> JobBat
         unknown &= ~adaptive.adapts
     if not unknown.any():
         return truth
-    names = ("batch_size", "max_batch_size", "min_local_batch", "max_local_batch", "accumulates")
-    return truth.replace(**{name: np.where(unknown, 0, truth.column(name)) for name in names})
+    return truth.replace(**{name: np.where(unknown, 0, truth.column(name)) for name in BATCH_COLUMNS})

@@ -19,7 +19,9 @@ import numpy as np
 from plait.core.arrays import BoolArray, IntArray
 from plait.core.cluster import Cluster, Node
 from plait.core.errors import InputError
+from plait.core.goodput import ANY
 from plait.core.jobs import Checkpoints, InaRequest, JobBatch, JobClass
+from plait.core.jobs.batch import BATCH_COLUMNS
 from plait.core.words import counted
 from plait.goodput.fixed_batch import fixed_s, parse_scaling, scaling_of
 from plait.goodput.shipped import measured_node, shipped
@@ -94,14 +96,7 @@ def made_adaptive(jobs: JobBatch, rows: BoolArray) -> JobBatch:
     if not rows.any():
         return jobs
     names = ("gpus", "min_gpus", "max_gpus", "iterations", "iteration_s")
-    limits = {
-        "batch_size": "initial",
-        "max_batch_size": "most",
-        "min_local_batch": "least_local",
-        "max_local_batch": "most_local",
-        "accumulates": "accumulation",
-    }
-    columns: dict[str, Any] = {name: jobs.column(name).copy() for name in (*names, *limits)}
+    columns: dict[str, Any] = {name: jobs.column(name).copy() for name in (*names, *BATCH_COLUMNS)}
     for j in np.flatnonzero(rows).tolist():
         model = shipped()[str(jobs.column("model")[j])]
         most = min(MOST_GPUS, model.most_gpus)
@@ -109,7 +104,7 @@ def made_adaptive(jobs: JobBatch, rows: BoolArray) -> JobBatch:
         iteration_s = _iteration_s(model.name, gpus)
         for name, value in zip(names, (gpus, 1, most, model.iterations, iteration_s), strict=True):
             columns[name][j] = value
-        for column, limit in limits.items():
+        for column, limit in BATCH_COLUMNS.items():
             columns[column][j] = int(getattr(model.batch, limit))
     return jobs.replace(**columns)
 
@@ -255,10 +250,23 @@ def _batch(table: TraceTable, duration_s: Array) -> JobBatch:
         "deadline_s": table["deadline_s"].astype(np.float64),
         "priority": np.nan_to_num(table["priority"].astype(np.float64)),
         "weight": np.nan_to_num(table["weight"].astype(np.float64), nan=1.0),
+        **_plans(table),
     }
     if len(stages) != n or np.isnan(stages).all():
         return JobBatch(columns)
     return JobBatch(columns, stages)
+
+
+def _plans(table: TraceTable) -> dict[str, IntArray]:
+    """The columns of `JobSpec.batch` by name: jobs with parameters hold their batch, and choose how to execute it."""
+    names = ("batch_size", "parameters", "example_bytes", "zero_stage", "gpus")
+    batch, parameters, example_bytes, stage, gpus = (table[name].astype(np.float64) for name in names)
+    batch = np.where(table["batch_scope"] == "per_gpu", batch * gpus, batch)
+    some = (batch > 0) & (parameters > 0)
+    stage = np.nan_to_num(stage, nan=ANY)
+    one = np.ones(len(table))
+    values = (batch, batch, one, batch, one, parameters, np.nan_to_num(example_bytes), stage)
+    return {name: np.where(some, value, 0).astype(np.int64) for name, value in zip(BATCH_COLUMNS, values, strict=True)}
 
 
 _CLASSES: dict[str | None, JobClass] = {kind.name.lower(): kind for kind in JobClass}

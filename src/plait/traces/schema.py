@@ -115,6 +115,11 @@ JOB_COLUMNS: tuple[Column, ...] = (
     _count("min_gpus", "smallest size of an elastic job", minimum=1),
     _count("max_gpus", "largest size of an elastic job", minimum=1),
     _text("scaling", "measured seconds of an iteration by GPUs of an elastic job, e.g. 1:0.52 2:0.29 4:0.17"),
+    _count(
+        "parameters", "of the model, of a job that chooses an execution plan for its batch_size", "int64", minimum=1
+    ),
+    _count("example_bytes", "activations of an example on a GPU; with parameters", "int64"),
+    _count("zero_stage", "the only ZeRO stage of its plans: 0, 2 or 3; null = any", maximum=3),
     _text("job_class", "how the scheduler may treat it", enum=JOB_CLASSES),
     _text("checkpoints", "what of its work outlives a stop; null = on_stop", enum=CHECKPOINTS),
     _text("ina", "what it asks of in-network aggregation, e.g. require:memory=2048; null = auto"),

@@ -104,7 +104,7 @@ def test_all_at_once_is_one_at_a_time(artifact) -> None:
 def test_choices_keep_the_bounds(seed, accumulates, artifact, configs) -> None:
     jobs = replace(some_jobs(seed, 5), accumulates=np.full(5, accumulates))
     nodes, gpus = np.array(configs).T
-    local, passes, value = best_batch(jobs, nodes, gpus, artifact=artifact)
+    local, passes, value, _ = best_batch(jobs, nodes, gpus, artifact=artifact)
     assert local.shape == passes.shape == value.shape == (5, len(configs))
     some = value > 0
     initial, most, least_local, most_local = (
@@ -172,7 +172,7 @@ def test_limits_are_taken_exactly_if_some_gpus_have_a_batch_with_and_without_a_f
     gpus = np.arange(1, most // least_local + 1)
     columns = ([1.0, 1.0], [4.0, 4.0], *([value] * 2 for value in given_))
     jobs = GoodputJobs(np.stack([oracle().theta[0], np.full(7, np.nan)]), *columns)
-    local, passes, value = best_batch(jobs, np.ones_like(gpus), gpus)
+    local, passes, value, _ = best_batch(jobs, np.ones_like(gpus), gpus)
     alone = accumulates or initial <= most_local
     assert bool((value[0] > 0).any()) == taken or not alone
     assert ((value[0] > 0) == (value[1] > 0)).all()

@@ -64,37 +64,25 @@ def test_jobs_that_do_not_adapt_have_no_time_alone_of_their_own():
     assert np.isnan(seconds).all()
 
 
-def test_fairness_of_a_simulated_run_takes_the_jobs_own_model():
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_fairness_and_slowdown_of_a_simulated_run_take_the_jobs_own_model(gpus: int):
     model = shipped()["cifar10"]
     adaptive = JobSpec(
-        id="a", gpus=1, min_gpus=1, max_gpus=16, iterations=model.iterations, iteration_s=model.iteration_s(1, 1),
-        model="cifar10", batch=model.batch,
+        id="a", gpus=gpus, min_gpus=1, max_gpus=16, iterations=model.iterations,
+        iteration_s=model.iteration_s(1, 1) / gpus, model="cifar10", batch=model.batch,
     )  # fmt: skip
-    fixed = JobSpec(id="f", gpus=1, iterations=100.0, iteration_s=1.0)
-    jobs = JobBatch.of([adaptive, fixed])
+    jobs = JobBatch.of([adaptive, JobSpec(id="f", gpus=1, iterations=100.0, iteration_s=1.0)])
     result = run_case(Case("two", jobs, "fifo", Cluster.parse("1x4"), make_world("ideal")))
-    jct_s, rho = result.jobs["jct_s"], result.jobs["finish_time_fairness"]
-    competitors = 1 + 100 / jct_s[0]  # the other job was there for 100 s
-    truth = Training.shipped(jobs, 4)
-    alone = isolated_s(jobs, truth, Cluster.parse("1x4"), np.array([4 / competitors, math.nan]))[0]
-    assert rho[0] == pytest.approx(jct_s[0] / alone)
-    assert rho[0] > 1.5 * jct_s[0] / result.jobs["duration_s"][0]  # it would have used four GPUs of its own
-    assert rho[1] == pytest.approx(100 / 100)
-
-
-def test_slowdown_of_a_simulated_run_takes_the_jobs_own_model():
-    model = shipped()["cifar10"]
-    adaptive = JobSpec(
-        id="a", gpus=4, min_gpus=1, max_gpus=16, iterations=model.iterations, iteration_s=model.iteration_s(1, 1) / 4,
-        model="cifar10", batch=model.batch,
-    )  # fmt: skip
-    fixed = JobSpec(id="f", gpus=1, iterations=100.0, iteration_s=1.0)
-    jobs = JobBatch.of([adaptive, fixed])
-    result = run_case(Case("two", jobs, "fifo", Cluster.parse("1x4"), make_world("ideal")))
-    jct_s, slowdown = result.jobs["jct_s"], result.jobs["slowdown"]
-    alone = isolated_s(jobs, Training.shipped(jobs, 4), Cluster.parse("1x4"), np.array([4.0, math.nan]))[0]
-    linear = jct_s[0] / result.jobs["duration_s"][0]
-    assert slowdown[0] == pytest.approx(jct_s[0] / alone)
-    assert slowdown[0] != pytest.approx(linear, rel=0.05)
-    assert slowdown[1] == pytest.approx(jct_s[1] / 100)
+    jct_s, duration_s, rho, slowdown = (
+        result.jobs[name] for name in ("jct_s", "duration_s", "finish_time_fairness", "slowdown")
+    )
+    truth, cluster = Training.shipped(jobs, 4), Cluster.parse("1x4")
+    asked = isolated_s(jobs, truth, cluster, np.array([gpus, math.nan]))[0]
+    assert slowdown == pytest.approx(jct_s / [asked, 100])
     assert result.summary["avg_slowdown"] == pytest.approx(slowdown.mean())
+    if gpus == 1:  # the other job was there for 100 s; alone it would have used four GPUs
+        alone = isolated_s(jobs, truth, cluster, np.array([4 / (1 + 100 / jct_s[0]), math.nan]))[0]
+        assert rho == pytest.approx([jct_s[0] / alone, 1.0])
+        assert rho[0] > 1.5 * jct_s[0] / duration_s[0]
+    else:
+        assert slowdown[0] != pytest.approx(jct_s[0] / duration_s[0], rel=0.05)

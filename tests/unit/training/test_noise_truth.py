@@ -89,30 +89,43 @@ def test_estimates_are_those_of_the_gradients_that_went_in(tmp_path: Path) -> No
     play("gradient_ranks.py", 3, tmp_path / "j-1")
 
 
-def test_shards_of_fsdp2_go_on_with_any_number_of_ranks_and_have_a_fit_of_their_times(tmp_path: Path) -> None:
+def test_a_plan_for_each_number_of_ranks_loses_as_the_fixed_plan_and_holds_its_shards_alone(tmp_path: Path) -> None:
+    """Parameters of 8 x 32 + 32 + 32 x 4 + 4 = 420 numbers of four bytes; states of Adam are twice as many."""
     import torch
 
     found = []
-    for name, attempts in {"resized": [(2, 7), (3, 9), (1, 0)], "plain": [(1, 0)]}.items():
-        out = tmp_path / f"{name}.pt"
-        for epoch, (world, steps) in enumerate(attempts, start=1):
+    for name, attempts in {"planned": [(1, 0, 3), (2, 0, 3), (2, 3, 3), (4, 2, 0)], "fixed": [(1, 0, 0)]}.items():
+        out = tmp_path / f"{name}.jsonl"
+        for epoch, (world, stage, steps) in enumerate(attempts, start=1):
+            limits = {
+                "initial": 24, "most": 24, "least_local": 1, "most_local": 6 if name == "planned" else 24,
+                "accumulation": True, "parameters": 420, "example_bytes": 1, "zero_stage": stage,
+            }  # fmt: skip
             port = str(free_port())
             gang = [
                 the_forker().start(
-                    tmp_path / name, epoch, "sharded_resize.py", str(out), str(steps), rank=rank, world=world,
-                    MASTER_PORT=port,
+                    tmp_path / name, epoch, "planned_resize.py", str(out), str(steps), rank=rank, world=world,
+                    MASTER_PORT=port, PLAIT_BATCH=json.dumps(limits),
                 )
                 for rank in range(world)
             ]  # fmt: skip
             for attempt in gang:
                 code, output = attempt.end()
                 assert code == (PREEMPTED if steps else 0), output
-        found.append(torch.load(out))
-    resized, plain = found
+        found.append([json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()])
+    planned, fixed = found
+    assert sorted({tuple(row[:5]) for row in planned}) == [
+        (1, 0, 1680, 3360, 3), (2, 0, 1680, 3360, 1), (2, 3, 840, 1680, 1), (4, 2, 420, 840, 0)
+    ]  # fmt: skip
+    losses = [row[5] for row in planned]
+    assert len(losses) == len(fixed) == 20
+    assert losses == pytest.approx([row[5] for row in fixed], rel=1e-4)
+    assert losses[-1] < 0.8 * losses[0]
+    resized, plain = (torch.load(tmp_path / f"{name}.pt") for name in ("planned", "fixed"))
     for name, weights in plain["weights"].items():
         torch.testing.assert_close(resized["weights"][name], weights, rtol=1e-4, atol=1e-5)
     assert resized["fitted"]
-    assert resized["gpus"] == [1, 2, 3]
+    assert resized["gpus"] == [(1, 0), (2, 0), (2, 3), (4, 2)]
 
 
 def test_shards_of_fsdp2_give_the_estimate_of_the_whole(tmp_path: Path) -> None:

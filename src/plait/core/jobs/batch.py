@@ -10,7 +10,7 @@ import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray, ObjectArray, objects
 from plait.core.errors import InputError
-from plait.core.goodput import BatchLimits
+from plait.core.goodput import ANY, ZERO_STAGES, BatchLimits
 from plait.core.ina_request import AUTO
 from plait.core.jobs.spec import Checkpoints, JobClass, JobSpec
 from plait.core.resources import Resource, StageProfile
@@ -31,12 +31,15 @@ _FLOATS = {
     "time_limit_s": math.nan,
 }
 #: columns of `JobSpec.batch`, all 0 for jobs that do not adapt -> its fields
-_BATCH = {
+BATCH_COLUMNS = {
     "batch_size": "initial",
     "max_batch_size": "most",
     "min_local_batch": "least_local",
     "max_local_batch": "most_local",
     "accumulates": "accumulation",
+    "parameters": "parameters",
+    "example_bytes": "example_bytes",
+    "zero_stage": "zero_stage",
 }
 _INTS = {
     "gpus": 1,
@@ -46,7 +49,7 @@ _INTS = {
     "retries": 3,
     "servers": 0,
     "checkpoints": int(Checkpoints.ON_STOP),
-    **dict.fromkeys(_BATCH, 0),
+    **dict.fromkeys(BATCH_COLUMNS, 0),
 }
 _OBJECTS: dict[str, object] = {
     "id": "",
@@ -129,8 +132,9 @@ class JobBatch:
         rows = list(specs)
         columns: dict[str, list[Any]] = {}
         for name in (*_FLOATS, *_INTS, *_OBJECTS):
-            if name in _BATCH:
-                columns[name] = [0 if s.batch is None else int(getattr(s.batch, _BATCH[name])) for s in rows]
+            if name in BATCH_COLUMNS:
+                field = BATCH_COLUMNS[name]
+                columns[name] = [0 if s.batch is None else int(getattr(s.batch, field)) for s in rows]
                 continue
             values = [getattr(spec, name) for spec in rows]
             columns[name] = [math.nan if v is None else v for v in values] if name in _FLOATS else values
@@ -207,7 +211,7 @@ class JobBatch:
                 row[name] = int(row[name])
             row["job_class"] = JobClass(row["job_class"])
             row["checkpoints"] = Checkpoints(row["checkpoints"])
-            limits: dict[str, Any] = {field: row.pop(name) for name, field in _BATCH.items()}
+            limits: dict[str, Any] = {field: row.pop(name) for name, field in BATCH_COLUMNS.items()}
             if limits["initial"]:
                 row["batch"] = BatchLimits(**{**limits, "accumulation": bool(limits["accumulation"])})
             stage = self.stage_s[i]
@@ -238,7 +242,8 @@ def _batches_can_be(jobs: JobBatch) -> BoolArray:
     some &= (initial >= least_local) & ((initial <= most_local) | (jobs.column("accumulates") != 0))
     some &= -(-initial // np.maximum(most_local, 1)) * (least_local - 1) < most
     some &= jobs.column("min_gpus") <= most // np.maximum(least_local, 1)
-    for_none = [jobs.column(name) == 0 for name in _BATCH]
+    some &= np.isin(jobs.column("zero_stage"), (ANY, *ZERO_STAGES))
+    for_none = [jobs.column(name) == 0 for name in BATCH_COLUMNS]
     possible: BoolArray = np.logical_and.reduce(for_none) | some
     return possible
 

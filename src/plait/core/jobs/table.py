@@ -10,6 +10,8 @@ from typing import Any, Generic, Protocol, TypeVar, cast, overload
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.goodput import BatchLimits
+from plait.core.jobs.batch import BATCH_COLUMNS
 from plait.core.jobs.spec import Checkpoints, JobSpec, Phase
 from plait.core.resources import CPU_KIND, StageProfile
 
@@ -132,6 +134,9 @@ class JobTable:
     min_local_batch = JobColumn[IntArray]("minimum examples of one GPU in one pass")
     max_local_batch = JobColumn[IntArray]("most examples of one GPU in one pass")
     accumulates = JobColumn[IntArray]("1 if several passes may make one step of the optimiser")
+    parameters = JobColumn[IntArray]("parameters of the model, if the job chooses an execution plan; else 0")
+    example_bytes = JobColumn[IntArray]("activations of an example on a GPU, bytes")
+    zero_stage = JobColumn[IntArray]("the only ZeRO stage of its plans; -1 for any")
     #: what has been measured
     phase = JobColumn[IntArray]("`Phase`")
     iteration_s = JobColumn[FloatArray]("measured seconds of an iteration alone; NaN if unknown")
@@ -236,6 +241,11 @@ class JobTable:
 
     def __len__(self) -> int:
         return len(self.number)
+
+    def limits(self, row: int) -> BatchLimits:
+        """The bounds of the batch and the plans of the job in a row; it has to adapt its batch."""
+        given: dict[str, Any] = {name: int(getattr(self, column)[row]) for column, name in BATCH_COLUMNS.items()}
+        return BatchLimits(**{**given, "accumulation": bool(given["accumulation"])})
 
     def spec(self, i: int) -> JobSpec:
         """The request of the job in row `i`; `table[i]` has its state, too."""

@@ -162,6 +162,12 @@ class BatchBounds(Answer, frozen=True):
     least_local: int
     most_local: int
     accumulation: bool
+    parameters: int = 0
+    """Of the model, if the job chooses an execution plan too; 0 if not."""
+    example_bytes: int = 0
+    """Activations of an example on a GPU."""
+    zero_stage: int = -1
+    """The only ZeRO stage of its plans; -1 for any."""
 
 
 class AdaptiveJob(Answer, frozen=True):

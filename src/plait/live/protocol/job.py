@@ -69,6 +69,14 @@ class Batch:
         "Most examples that fit on one GPU in one pass", unset="most", flag="local-batch", **_EXAMPLES
     )
     accumulation: bool = said("Adaptive jobs: allow several passes per optimizer step", default=False)
+    parameters: int | None = said(
+        "Parameters of the model, if plait chooses its execution plan", unset="no plan is chosen",
+        more="For scripts that call plait.training.adaptive.parallelize.", minimum=1, maximum=10**15,
+    )  # fmt: skip
+    example_bytes: int | None = said(
+        "Bytes of activations of an example on a GPU; with parameters", unset="0", minimum=0, maximum=10**15
+    )
+    zero_stage: int | None = said("The only ZeRO stage of its plans: 0, 2 or 3", unset="any", minimum=0, maximum=3)
 
 
 @dataclass(frozen=True)

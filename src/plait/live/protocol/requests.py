@@ -12,7 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 from plait.core.errors import InputError, suggest
-from plait.core.goodput import BatchLimits, BoundNames, check_bounds
+from plait.core.goodput import ANY, BatchLimits, BoundNames, check_bounds
 from plait.core.ina_request import InaRequest
 from plait.core.options import declared
 from plait.core.resources import CPU_KIND, Resource, StageProfile
@@ -168,7 +168,8 @@ def limits_of(request: Mapping[str, Any]) -> BatchLimits | None:
     """The bounds of the batch of an adaptive job; None if the job does not adapt. `InputError` for invalid ones.
 
     >>> limits_of({"batch": {"initial": 128, "most": 1024}})
-    BatchLimits(initial=128, most=1024, least_local=1, most_local=1024, accumulation=False)
+    BatchLimits(initial=128, most=1024, least_local=1, most_local=1024, accumulation=False, parameters=0,
+                example_bytes=0, zero_stage=-1)
     """
     given = request.get("batch")
     if not given:
@@ -183,6 +184,9 @@ def limits_of(request: Mapping[str, Any]) -> BatchLimits | None:
             least_local=int(given.get("least_local") or 1),
             most_local=int(given.get("most_local") or given.get("most") or initial),
             accumulation=bool(given.get("accumulation")),
+            parameters=int(given.get("parameters") or 0),
+            example_bytes=int(given.get("example_bytes") or 0),
+            zero_stage=ANY if given.get("zero_stage") is None else int(given["zero_stage"]),
         )
     except InputError as error:
         raise InputError(f"batch: {error}") from None

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from plait.core.codec.schema import CodecSchemas
 from plait.core.codec.values import Codec
-from plait.core.goodput import LEAST_S, MOST_GAMMA, MOST_NOISE, MOST_S, THETA, BatchLimits, Estimate
+from plait.core.goodput import LEAST_S, MOST_GAMMA, MOST_NOISE, MOST_S, THETA, BoundNames, Estimate
 from plait.core.resources import Resource
 from plait.live.protocol.validation import (
     CLOCKS_S,
@@ -123,7 +123,7 @@ class Adaptive:
         estimate, limits = self.estimate, self.limits
         if estimate is not None and not _can_be_estimate(estimate):
             estimate = None
-        if limits is not None and len(limits) != len(fields(BatchLimits)):
+        if limits is not None and len(limits) != len(BoundNames._fields):
             limits = None
         if limits is not None and not all(between(x, 0, MOST_EXAMPLES) for x in limits):
             limits = None

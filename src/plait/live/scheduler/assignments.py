@@ -98,7 +98,7 @@ def _run(ctx: Context, job: JobRecord, attempt: Attempt, index: int, rank: Rank)
         workdir=request.get("workdir") or "",
         env=_threads(request)
         | dict(request.get("env") or {})
-        | _batch_env(request)
+        | _batch_env(request, attempt)
         | _container_env(request)
         | _servers_env(request, attempt),
         stop=attempt.stop is not None,
@@ -147,9 +147,9 @@ def _servers_env(request: Mapping[str, Any], attempt: Attempt) -> dict[str, str]
     return {SERVERS_VARIABLE: json.dumps(starting_ranks([rank.node for rank in attempt.ranks], servers))}
 
 
-def _batch_env(request: Mapping[str, Any]) -> dict[str, str]:
+def _batch_env(request: Mapping[str, Any], attempt: Attempt) -> dict[str, str]:
     """The bounds of the batch for the training library, which may have been given others by the script."""
-    limits = limits_of(request)
+    limits = attempt.limits or limits_of(request)
     return {} if limits is None else {BATCH_VARIABLE: json.dumps(Codec().encode(limits))}
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -455,8 +455,8 @@ def difference_of(limits: BatchLimits, report: Adaptive) -> str:
         return ""
     *bounds, accumulation = report.limits
     try:
-        own = BatchLimits(
-            initial=bounds[0], most=bounds[1], least_local=bounds[2], most_local=bounds[3],
+        own = replace(
+            limits, initial=bounds[0], most=bounds[1], least_local=bounds[2], most_local=bounds[3],
             accumulation=bool(accumulation),
         )  # fmt: skip
     except (InputError, IndexError):

@@ -19,6 +19,7 @@ from plait.live.layout import job_name
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.wire import RUNNING
 from plait.live.scheduler.context import FENCE_TRIES, Context
+from plait.live.scheduler.fold import planned
 from plait.live.scheduler.measured import lost_work_s, never_saved, report_progress, served_s, why_lost
 from plait.live.scheduler.records.attempts import (
     FAILED,
@@ -167,7 +168,8 @@ def _overlaps(
         except OSError:
             return False
         ranks = [Rank(node, gpu) for node, gpu in _ranks(ctx, job, wanted)]
-        successor = Successor(Attempt(job.number, epoch, wanted, ranks, ctx.now_s), ctx.now_s)
+        attempt = Attempt(job.number, epoch, wanted, ranks, ctx.now_s, limits=planned(ctx.state, job, wanted))
+        successor = Successor(attempt, ctx.now_s)
         ctx.successors[job.number], ctx.reassign = successor, True
     return waits_for(ctx, successor)
 

@@ -10,16 +10,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.compile_policy import compiled, run
-from plait.core.goodput import THETA, Estimate
+from plait.core.goodput import THETA, Estimate, fewest_gpus
 from plait.core.jobs import JobClass, JobTable
 from plait.core.policy import View
-from plait.goodput.batch import Speed, best_batch
+from plait.goodput.batch import best_batch
+from plait.goodput.execution_plans import PlanSpace, Speed
 from plait.goodput.fixed_batch import UNIT, elastic_fixed, prior, scaled_to
 from plait.goodput.jobs import GoodputJobs
 from plait.goodput.throughput import fair_share, replica_cap, restart_factor, throughput
@@ -230,7 +231,7 @@ def pools(
     waits = held.sum(axis=1) == 0
     queued = np.where(due & waits, view.jobs.pending_since_s, view.jobs.attained_gpu_s)
     order = np.lexsort((queued, waits, ~due))
-    kind_of = _kinds(view, held, order) if kinds is None else kinds
+    kind_of = _kinds(view, held, order, smallest(view)) if kinds is None else kinds
     columns = _Columns(
         view, restart_s, np.zeros(len(order), dtype=bool) if include_staying else staying(view), held, speed
     )
@@ -340,6 +341,7 @@ class _Columns:
                 np.add.at(self.taken_along, view.cluster.gpu_node[gpus], self.per_gpu[row])
         self._stand(restart_s)
         self.most = self.limit = np.maximum(jobs.max_gpus, jobs.min_gpus)
+        self.least = smallest(view)
         self.jobs = None if none_adapts(view) else goodput_jobs(jobs, max(1, int(view.cluster.node_gpus.max())))
         if self.jobs is not None:
             self._limit_by_batch(self.jobs)
@@ -366,20 +368,36 @@ class _Columns:
 
     def pool(self, rows: IntArray, kind: int, held: IntArray, due: BoolArray) -> Pool:
         """These rows on the nodes of a kind; `held` and `due` are of all jobs and nodes."""
-        cluster, jobs = self.view.cluster, self.view.jobs
+        cluster = self.view.cluster
         nodes = np.flatnonzero(cluster.node_kind == kind)
         capacity = np.where(cluster.node_up[nodes], cluster.node_gpus[nodes] - self.taken[nodes], 0)
         spare = cluster.node_spare[nodes] - self.taken_along[nodes]
-        least, line = jobs.min_gpus[rows], due[rows]
+        least, line = self.least[rows, kind], due[rows]
         line &= capacity.sum() >= least
         if self.demanding:
             for j in np.flatnonzero(line & self.per_gpu[rows].any(axis=1)).tolist():
                 line[j] = room(capacity, spare, self.per_gpu[rows[j]]).sum() >= least[j]
+        known = None if self.jobs is None else self.jobs[rows].on(cluster.kind_gpu_memory_bytes[kind])
         return Pool(
-            rows, nodes, capacity, spare, self.per_gpu[rows], held[rows[:, None], nodes], least, self.most[rows],
-            self.limit[rows], self.weights[rows], line, self.fresh[rows], self.kept[rows],
-            None if self.jobs is None else self.jobs[rows], self.speed,
+            rows, nodes, capacity, spare, self.per_gpu[rows], held[rows[:, None], nodes], least,
+            np.maximum(self.most[rows], least), np.maximum(self.limit[rows], least), self.weights[rows], line,
+            self.fresh[rows], self.kept[rows], known, self.speed,
         )  # fmt: skip
+
+
+def smallest(view: View) -> IntArray:
+    """(jobs, kinds): minimum GPUs of a kind with which each job runs: where it has plans, those whose memory suffices.
+
+    More GPUs than there are, where no number of a kind does.
+    """
+    cluster, jobs = view.cluster, view.jobs
+    least = np.tile(jobs.min_gpus[:, None], len(cluster.kinds))
+    for row in np.flatnonzero(jobs.parameters > 0).tolist():
+        limits = jobs.limits(row)
+        for kind, memory in enumerate(cluster.kind_gpu_memory_bytes.tolist()):
+            fewest = fewest_gpus(limits, memory)
+            least[row, kind] = cluster.gpus + 1 if fewest is None else max(least[row, kind], fewest)
+    return least
 
 
 def goodput_jobs(jobs: JobTable, per_node: int) -> GoodputJobs:
@@ -405,11 +423,12 @@ def goodput_jobs(jobs: JobTable, per_node: int) -> GoodputJobs:
         np.where(adapts, column, np.where(fixed, value, 1)) for column, value in zip(columns, of_fixed, strict=True)
     )
     most = np.where(adapts | fixed, most, jobs.max_gpus)
-    return GoodputJobs(theta, sqr, var, initial, most, least_local, most_local, jobs.accumulates != 0)
+    space = PlanSpace.of(partial(getattr, jobs))
+    return GoodputJobs(theta, sqr, var, initial, most, least_local, most_local, jobs.accumulates != 0, space)
 
 
-def _kinds(view: View, held: IntArray, order: IntArray) -> IntArray:
-    """(jobs,): the kind of GPU whose pool each job is in."""
+def _kinds(view: View, held: IntArray, order: IntArray, least: IntArray) -> IntArray:
+    """(jobs,): the kind of GPU whose pool each job is in; `least` (jobs, kinds) as `smallest` gives it."""
     cluster, jobs = view.cluster, view.jobs
     out = np.zeros(len(jobs), dtype=np.int64)
     if len(cluster.kinds) == 1:
@@ -423,7 +442,7 @@ def _kinds(view: View, held: IntArray, order: IntArray) -> IntArray:
     able = _able(view)
     for row in order[~running[order]].tolist():
         may = [kind for kind in range(len(cluster.kinds)) if masks[row] >> kind & 1] or [0]
-        fits = [kind for kind in may if able[row, kind] >= jobs.min_gpus[row]] or may
+        fits = [kind for kind in may if able[row, kind] >= least[row, kind]] or may
         out[row] = min(fits, key=lambda kind: ((asked[kind] + jobs.gpus[row]) / max(up[kind], 1), kind))
         asked[out[row]] += jobs.gpus[row]
     return out

@@ -27,7 +27,7 @@ from plait.core.jobs import Checkpoints, JobClass, JobTable
 from plait.core.plan import NO_GROUPS, Plan
 from plait.core.policy import JOB_CLASS, View
 from plait.core.words import counted
-from plait.goodput.batch import Speed
+from plait.goodput.execution_plans import Speed
 from plait.goodput.fitness import FLOOR, HARMONIC, check, fitness
 from plait.goodput.models import throughput_model
 from plait.goodput.throughput import restart_factor

@@ -11,6 +11,14 @@ for epoch in loader.remaining_epochs(10):
 
 from plait.training.adaptive.loader import AdaptiveDataLoader, AdaptiveLoader, TokenGroups, TokenStream
 from plait.training.adaptive.ranks import Accumulator
-from plait.training.adaptive.wrapper import Adaptive
+from plait.training.adaptive.wrapper import Adaptive, parallelize
 
-__all__ = ["Accumulator", "Adaptive", "AdaptiveDataLoader", "AdaptiveLoader", "TokenGroups", "TokenStream"]
+__all__ = [
+    "Accumulator",
+    "Adaptive",
+    "AdaptiveDataLoader",
+    "AdaptiveLoader",
+    "TokenGroups",
+    "TokenStream",
+    "parallelize",
+]

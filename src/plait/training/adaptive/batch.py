@@ -263,18 +263,23 @@ def choose(
         return fallback
     if current is None:
         return found
-    now = float(goodput(jobs, nodes, gpus, *current, speed=speed)[0])
+    now = float(goodput(jobs, nodes, gpus, *current, stage=max(limits.zero_stage, 0), speed=speed)[0])
     return found if float(best.goodput[0, 0]) > HYSTERESIS * now else current
 
 
 def _job(limits: BatchLimits, theta: Theta, noise: Noise) -> GoodputJobs:
     import numpy as np
 
+    from plait.goodput.execution_plans import PlanSpace
     from plait.goodput.jobs import GoodputJobs
 
+    # Of a plan only the stage counts here: `most_local` is what its memory leaves.
+    of_plan = {"parameters": limits.parameters, "example_bytes": 0, "zero_stage": limits.zero_stage}
+    space = PlanSpace.of(lambda name: np.array([of_plan[name]]))
     column = [limits.initial], [limits.most], [limits.least_local], [limits.most_local], [limits.accumulation]
-    whole: list[Any] = [np.array(values) for values in column]
-    return GoodputJobs(np.array([theta]).reshape(1, THETA), np.array([noise.sqr]), np.array([noise.var]), *whole)
+    initial, most, least_local, most_local, accumulates = (np.array(values) for values in column)
+    fit, sqr, var = np.array([theta]).reshape(1, THETA), np.array([noise.sqr]), np.array([noise.var])
+    return GoodputJobs(fit, sqr, var, initial, most, least_local, most_local, accumulates, space)
 
 
 class BatchSchedule:
@@ -330,7 +335,7 @@ class Decisions:
         self.noise: Noise | None = None
         self.page: Page | None = None  # to which estimates are reported
         self.throughput = "pollux"  # name of the model
-        self._limits, self._plan, self._timings = limits, plan, timings
+        self.limits, self._plan, self._timings = limits, plan, timings
         self._of: tuple[int, int] | None = None  # nodes and GPUs for which the batch was chosen
         self._fit_begun = False
 
@@ -345,7 +350,7 @@ class Decisions:
         """
         self.fitter.wait()  # loader workers are forked now
         config = ranks.nodes, ranks.world_size
-        if allowed(self._limits, ranks.world_size, *self._plan.latest) and self._of == config and self._plan.chosen:
+        if allowed(self.limits, ranks.world_size, *self._plan.latest) and self._of == config and self._plan.chosen:
             return
         self._agree(ranks, None)
         self._of = config
@@ -367,7 +372,7 @@ class Decisions:
         sent = [0, 0, 0]
         if ranks.rank == 0:
             gpus = ranks.nodes, ranks.world_size
-            choice = choose(self._limits, self.fitter.theta, self.noise, *gpus, now, self.throughput)
+            choice = choose(self.limits, self.fitter.theta, self.noise, *gpus, now, self.throughput)
             longer = 1.0 if now is None else choice[0] * (choice[1] + 1) / (now[0] * (now[1] + 1))
             sent = [*choice, self.schedule.next(max(longer, 1.0))]  # an upper bound, by the number of examples
         at, local, accumulated, steps = ranks.largest([self._plan.steps, *sent])

@@ -24,6 +24,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from plait.core.errors import InputError
+from plait.core.goodput import BatchLimits
 from plait.core.resources import Resource
 from plait.training.adaptive.batch import Decisions, Noise, bounds, first_batch, interval, report_progress, warn_alone
 from plait.training.adaptive.plan import EpochOrder, Microbatch, Plan, Progress, Watch, passes_left
@@ -70,6 +71,7 @@ class AdaptiveLoader(ABC):
         self.progress = Progress(size, self.batch_size)
         self.timings = Timings(self._waited_s)
         self.decisions = Decisions(self.limits, self.plan, self.timings, interval(interval_s))
+        self.planned = False  # whether an execution plan says how the model is spread
         self._begin: Callable[[Microbatch], None] | None = None
         self._end: Callable[[], None] | None = None
         self._counted = False  # whether `progress.made` is called for each step
@@ -141,6 +143,11 @@ class AdaptiveLoader(ABC):
             name = job.kept.free_name("loader")
             job.kept.add(name, self)
             job.kept.given.add(name)  # it holds the progress of the job
+
+    def take_plan(self, limits: BatchLimits) -> None:
+        """Keep to the ZeRO stage of an execution plan and the local batch that it leaves memory for."""
+        self.limits = self.decisions.limits = limits
+        self.timings.stage, self.planned = limits.zero_stage, True
 
     @property
     def followed(self) -> bool:

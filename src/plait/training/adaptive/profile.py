@@ -76,7 +76,7 @@ def _now(tensor: torch.Tensor) -> Any:
     return event
 
 
-Key = tuple[int, int, int]
+Key = tuple[int, int, int, int]
 
 
 @dataclass(slots=True)
@@ -125,6 +125,7 @@ class Timings:
         self._over: deque[_Pass] = deque()
         self._warm: int | None = None  # examples per GPU of the previous pass in this epoch
         self.changed = False  # since `changed` was last set to False
+        self.stage = 0  # of ZeRO, of the execution plan
         #: Whether reductions are no part that could be measured by itself: FSDP2 starts them within the backward pass.
         #: They are then what a pass with one takes longer than a pass that only accumulates; without such passes they
         #: count as computation, which is right for every batch on the same GPUs.
@@ -132,13 +133,13 @@ class Timings:
 
     @property
     def keys(self) -> Mapping[Key, Timing]:
-        """(nodes, gpus, local) -> sums."""
+        """(nodes, gpus, local, ZeRO stage) -> sums."""
         return self._keys
 
     @property
     def most_gpus(self) -> int:
         """The largest number of GPUs with measured steps; 0 without any."""
-        return max((gpus for (_, gpus, _), timing in self._keys.items() if timing.steps), default=0)
+        return max((gpus for (_, gpus, *_), timing in self._keys.items() if timing.steps), default=0)
 
     def begin_epoch(self) -> None:
         """Note that the next pass is the first of an epoch, or of the rest of one."""
@@ -147,7 +148,7 @@ class Timings:
     def begin(self, microbatch: Microbatch, nodes: int) -> None:
         """Begin a pass of `microbatch` on `nodes` nodes: the script gets its batch."""
         self._count()
-        key = nodes, microbatch.step.ranks, microbatch.local
+        key = nodes, microbatch.step.ranks, microbatch.local, self.stage
         counts = microbatch.step.full and not microbatch.step.halves and self._warm == microbatch.local
         if not microbatch.step.halves:
             self._warm = microbatch.local
@@ -209,13 +210,14 @@ class Timings:
         self.changed = True
 
     def table(self) -> Measurements | None:
-        """Mean seconds by (nodes, GPUs, examples per GPU) for which there was an optimizer step; None without any.
+        """Mean seconds by (nodes, GPUs, examples per GPU, ZeRO stage) with an optimizer step; None without any.
 
         Seconds of a pass are the mean over accumulating passes and over others without their reduction, each pass with
         the same weight.
         """
         import numpy as np
 
+        from plait.goodput.execution_plans import STEP_VOLUME
         from plait.goodput.fit import Measurements
 
         def grad_s_of(t: Timing) -> float:
@@ -226,13 +228,14 @@ class Timings:
         rows = [(*key, grad_s_of(t), t.step_s / t.steps) for key, t in sorted(self._keys.items()) if t.steps]
         if not rows:
             return None
-        nodes, gpus, local, grad_s, step_s = np.array(rows, dtype=np.float64).T
+        nodes, gpus, local, stage, grad_s, step_s = np.array(rows, dtype=np.float64).T
         return Measurements(
             nodes=nodes.astype(np.int64),
             gpus=gpus.astype(np.int64),
             local=local.astype(np.int64),
             grad_s=np.maximum(grad_s, 1e-9),
             step_s=step_s,
+            volume=np.array([STEP_VOLUME[int(one)] for one in stage]),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -241,8 +244,8 @@ class Timings:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the timings; running passes are dropped."""
         self._keys = {
-            (int(n), int(k), int(m)): Timing(float(g), int(gs), float(s), float(y), int(ss))
-            for n, k, m, g, gs, s, y, ss in state["keys"]
+            (int(n), int(k), int(m), int(stage)): Timing(float(g), int(gs), float(s), float(y), int(ss))
+            for n, k, m, stage, g, gs, s, y, ss in state["keys"]
         }
         self._pass, self._warm, self.changed = None, None, bool(self._keys)
         self._over.clear()

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ import torch
 from torch.distributed.tensor import distribute_tensor
 
 from plait.core.errors import InputError
+from plait.core.goodput import ANY, Estimate, shortage
 from plait.goodput.models import throughput_model
 from plait.training.adaptive.hooks import GradientHooks, Hook
 from plait.training.adaptive.loader import ALIKE
@@ -43,6 +45,7 @@ from plait.training.adaptive.optimizer import (
 )
 from plait.training.adaptive.plan import MEASURED_FIRST
 from plait.training.adaptive.preconditioner import is_adam
+from plait.training.adaptive.ranks import ranks
 from plait.training.attached_job import AttachedJob
 
 if TYPE_CHECKING:
@@ -203,6 +206,9 @@ class Adaptive:
             return ShardedHooks(self.optimizer)
         if self.kind == "ddp":
             hooks = GradientHooks(self.optimizer, group=self.model.process_group, inner=comm_hook)
+            if self.loader.planned:  # `wrap_ddp` would keep the model in checkpoints that no other stage could read
+                self.model.register_comm_hook(None, hooks.comm_hook())
+                return hooks
             try:
                 self.job.wrap_ddp(self.model, inner=hooks.comm_hook())
             except RuntimeError as error:
@@ -218,13 +224,13 @@ class Adaptive:
         if not isinstance(self.job, AttachedJob):
             return
         kept = self.job.kept
-        if self.kind == "fsdp2":
+        if self.kind == "fsdp2" or self.loader.planned:
             self.job.compute.know(self.optimizer)
             kept.replicated.add(name := kept.free_name("sharded"))  # rank 0 alone saves it
             kept.give(name, ShardedState(self.model, self.optimizer, kept=self.job.around.rank == 0))
         else:
             self.job.wrap_optimizer(self.optimizer)
-        if kept.name_of(self.model) is None and self.kind == "plain":
+        if kept.name_of(self.model) is None and self.kind == "plain" and not self.loader.planned:
             self.job.register_state(**{kept.free_name("model"): self.model})
         others = {"scheduler": self.scheduler, "scaler": self.scaler}
         for name, value in others.items():
@@ -422,8 +428,44 @@ def _overflowed(optimizer: Any) -> bool:
     return found is not None and bool(found)
 
 
+def parallelize(
+    model: Any, loader: AdaptiveLoader, layers: Iterable[Any] = (), memory_bytes: float | None = None
+) -> Any:
+    """Spread `model` over the ranks by the execution plan that plait chose for them, and return it; collective.
+
+    ZeRO stage 0 is `DistributedDataParallel` (with one rank, the model itself); stages 2 and 3 are `fully_shard` of
+    each of `layers`, and then of the model, and stage 3 frees gathered parameters after the forward pass. The optimizer
+    is made of the parameters of what is returned; checkpoints fit every stage and number of ranks. Without a plan of
+    the scheduler it is the first stage that fits into `memory_bytes` of each rank, by default its GPU's. Raises
+    `InputError` if none does.
+    """
+    import numpy as np
+
+    from plait.goodput.batch import ordered
+
+    found, limits = ranks(), loader.limits
+    limits = replace(limits, parameters=limits.parameters or sum(p.numel() for p in model.parameters()))
+    if limits.zero_stage == ANY:
+        if memory_bytes is None:
+            memory_bytes = torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else math.inf
+        unknown = np.full(len(Estimate), math.nan)
+        chosen = ordered(limits, unknown, found.nodes, found.world_size, memory_bytes)
+        if chosen is None:
+            raise InputError(f"parallelize: {shortage(limits, found.world_size, memory_bytes)}")
+        limits = chosen
+    (stage,) = found.largest([limits.zero_stage if found.rank == 0 else 0])
+    loader.take_plan(replace(limits, zero_stage=stage))
+    if stage:
+        from torch.distributed.fsdp import fully_shard
+
+        for part in (*layers, model):
+            fully_shard(part, reshard_after_forward=stage == 3)
+        return model
+    return model if found.world_size == 1 else torch.nn.parallel.DistributedDataParallel(model)
+
+
 class ShardedState:
-    """Model and optimizer that `fully_shard` (FSDP2) has sharded, as whole tensors in the host memory of rank 0.
+    """Model and optimizer, in shards of `fully_shard` (FSDP2) or whole, as whole tensors in the host memory of rank 0.
 
     They fit any number of ranks: each cuts its own shards out of them when it resumes. torch's own
     `torch.distributed.checkpoint.state_dict` makes a step of an optimizer without state, which would count.
@@ -431,7 +473,8 @@ class ShardedState:
 
     def __init__(self, model: Any, optimizer: Any, *, kept: bool) -> None:
         """`kept`: whether this rank keeps what is gathered; all ranks take part."""
-        self._model, self._optimizer, self._kept = model, optimizer, kept
+        ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+        self._model, self._optimizer, self._kept = model.module if ddp else model, optimizer, kept
         self._whole: dict[str, Any] = {}
 
     def before_checkpoint(self) -> None:

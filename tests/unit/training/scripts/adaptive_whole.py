@@ -58,7 +58,7 @@ with Path(f"{seen}-{os.environ['PLAIT_EPOCH']}-{rank}").open("w") as file:
         metrics.reset()
 if rank == 0:
     told = {
-        "gpus": sorted({gpus for (_, gpus, _), timing in loader.timings.keys.items() if timing.steps}),
+        "gpus": sorted({gpus for (_, gpus, *_), timing in loader.timings.keys.items() if timing.steps}),
         "theta": loader.decisions.fitter.theta,
         "known": adaptive.statistics.known,
         "progress": loader.progress.iterations,

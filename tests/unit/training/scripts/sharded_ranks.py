@@ -9,11 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.utils.data import DataLoader, TensorDataset
 
 from plait.core.errors import InputError
-from plait.training import attach
-from plait.training.adaptive import Adaptive, AdaptiveDataLoader
 from plait.training.adaptive.hooks import ShardedHooks
 from plait.training.adaptive.noise import Pass, from_pair
 from plait.training.adaptive.optimizer import parallel_kind
@@ -67,38 +64,9 @@ def scenario(passes: int) -> None:
             below = (second / (1 - 0.9 ** (turn + 1))).sqrt() + 1e-3
 
 
-def whole() -> None:
-    """A training by `Adaptive` ends where one process at the same batch ends."""
-    random = torch.Generator().manual_seed(1)
-    x, y = torch.randn(48, FEATURES, generator=random), torch.randn(48, 1, generator=random)
-    data = TensorDataset(x, y)
-    found = []
-    for sharded in (False, True):
-        torch.manual_seed(2)
-        model = torch.nn.Linear(FEATURES, 1)
-        if sharded:
-            fully_shard(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loader = DataLoader(data, 8)
-        if sharded:
-            loader = AdaptiveDataLoader(data, 8, local_batch=(1, 2), accumulation=True)
-            adaptive = Adaptive(attach(), model, optimizer, loader)
-        for _ in range(2):
-            for inputs, targets in loader:
-                optimizer.zero_grad()
-                torch.nn.functional.mse_loss(model(inputs), targets).backward()
-                optimizer.step()
-        found.append(model.weight.full_tensor() if sharded else model.weight)
-    torch.testing.assert_close(found[1], found[0])
-    assert adaptive.statistics.biased
-    assert adaptive.statistics.updates == 11
-    assert adaptive.progress == 12
-
-
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     scenario(1)
     scenario(2)
-    whole()
     dist.destroy_process_group()
     print("the end")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from plait.core.codec.values import Codec, form, row
+from plait.core.goodput import BatchLimits
 from plait.live.api.cluster import NodeState
 from plait.live.protocol.wire import PREEMPTED, NodeInfo, Run, Seen, SwitchOrder, SwitchSeen, Usage
 from plait.live.scheduler.records.end_words import NOT_STARTED, describe_end, left_before
@@ -68,8 +69,8 @@ class Attempt:
     there is no hurry. `stop_s`: when the stop was requested; `stop_reason`: why, in words; `takers`: jobs that get its
     GPUs. `batch_size`: the last one that an adaptive job used, once it is over. `lost_work_s`: seconds of its work that
     are lost, once it is over. `guest`: it uses the GPU time that others leave; `leaves` (*seen*): why it had to leave.
-    `networked`: its ranks have grant files of in-network aggregation. `device_bytes` (*seen*): of its job, when the
-    attempt began.
+    `networked`: its ranks have grant files of in-network aggregation. `limits`: the bounds of its batch where an
+    execution plan was chosen for its GPUs. `device_bytes` (*seen*): of its job, when the attempt began.
     """
 
     job: int
@@ -90,6 +91,7 @@ class Attempt:
     lost_work_s: float = 0.0
     guest: bool = field(default=False, metadata=form(omit=True))
     networked: bool = field(default=False, metadata=form(omit=True))
+    limits: BatchLimits | None = field(default=None, metadata=form(omit=True))
     stop_reason: str = field(default="", metadata=form(omit=True))
     takers: tuple[int, ...] = field(default=(), metadata=form(omit=True))
     leaves: str = field(default="", metadata=form(skip=True))
