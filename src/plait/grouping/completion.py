@@ -310,12 +310,13 @@ def has(some: IntArray, count: int, one: int) -> bool:
 
 @lean_part
 def in_pool(pool: IntArray, pooled: int, rank: int, line: WorthLine) -> bool:
-    """Whether a rank is in the pool already, or enough of its class are."""
+    """Whether a rank is in the pool already, or enough of its class that are plain as it is."""
     alike = 0
     for i in range(pooled):
         if pool[i] == rank:
             return True
-        alike += line.about[pool[i], CLASS] == line.about[rank, CLASS]
+        same = line.about[pool[i], CLASS] == line.about[rank, CLASS]
+        alike += same and line.about[pool[i], PLAIN] == line.about[rank, PLAIN]
     return alike >= ALIKE
 
 
@@ -412,10 +413,11 @@ def exchange(line: WorthLine, plan: CompletionPlan, count: int) -> None:
                 if other >= 0 and (b < a or plan.size[mine] + plan.size[other] == 2):
                     continue
                 if other < 0 and about[b, RUNS] < 0:
-                    if has(tried, waiting, about[b, CLASS]):
-                        continue  # the first of its class is worth as much there, or more
+                    alike = 2 * about[b, CLASS] + about[b, PLAIN]
+                    if has(tried, waiting, alike):
+                        continue  # the first of its kind is worth as much there, or more
                     if waiting < SCRATCH:
-                        tried[waiting] = about[b, CLASS]
+                        tried[waiting] = alike
                         waiting += 1
                 before, here, there = value[mine], exchanged_worth(plan, mine, a, b, line), 0.0
                 if other >= 0 and here >= 0.0:

@@ -158,6 +158,16 @@ def test_jobs_share_as_guests_or_in_turns_whichever_is_worth_more():
     assert hosts == [-1]
 
 
+def test_a_plain_job_does_not_stand_for_others_of_its_class():
+    line = line_of(["shufflenet"] + ["gpt2"] * 4, [4.0, 3.0, 3.0, 3.0, 3.0], guests=1)
+    line.about[1:4, kernels.PLAIN] = 1
+    built, pair = empty_plan(5), empty_plan(5)
+    kernels.construct(line, built, 1e9, True, np.array([GPUS]), np.ones((1, 1), bool))
+    pair.members[0, 1], pair.size[0], pair.unit_of[:2] = 1, 2, 0
+    kernels.exchange(line, pair, 1)
+    assert [set(plan.members[0, :2].tolist()) for plan in (built, pair)] == [{0, 4}] * 2
+
+
 def test_guests_need_memory_for_a_process_of_their_own():
     model = ClassedBucket.of(OPTIONS, np.array([[0, 0.9, 0.1, 0.0]] * 2), np.ones(2), np.array([0.5, 0.5]), None)
     assert model.packed[0][4] == 1.0, "the limit"
