@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.core.arrays import FloatArray
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.network.fluid.exchanges import Adders, Exchange, Prepared, prepared
 from plait.network.fluid.iterations import PHASES, IterationTimes, iterations
 from plait.network.fluid.jobs import PlacedJob
-from plait.network.fluid.memory import steady_rates
+from plait.network.fluid.memory import SteadyRates, steady_rates
 from plait.network.topology.paths import Graph
 from plait.network.topology.read import networked
 from plait.network.topology.trees import STRAIGHT
@@ -87,8 +89,18 @@ def test_corrected_rates_are_those_of_jobs_alone_and_of_all_together() -> None:
 
 
 def test_members_that_take_turns_never_meet() -> None:
-    graph, parts = pairs(2)
-    found = iterations(graph, parts, np.full(2, 1e9), np.full(2, 0.03), phases="together", turns=np.full(2, 2.0))
+    graph, parts = pairs(3)
+    seen: list[list[int]] = []
+
+    def corrected(rows: Sequence[int], law: SteadyRates) -> FloatArray:
+        seen.append(list(rows))
+        return np.ones(len(rows))
+
+    turns = np.array([[2, 2, 1], [0, 1, 0]])
+    iterations(graph, parts, np.full(3, 1e9), np.full(3, 0.03), turns=turns, corrected=corrected)
+    assert [rows for rows in seen if len(rows) > 1] == [[0, 2], [1, 2]]
+    two = (np.full(2, 1e9), np.full(2, 0.03))
+    found = iterations(graph, parts[:2], *two, phases="together", turns=turns[:, :2])
     assert found.exchange_s == pytest.approx([0.01, 0.01])
 
 

@@ -117,6 +117,16 @@ def test_members_at_a_barrier_take_turns_on_the_network_too() -> None:
     found = NetworkPhysics(inner, phases="together").iteration_s(jobs(8, 8, profile=profile), Groups.of([group]), RACKS)
     # Formula (3), slots of CPU, GPU and network: 0.3 + 0.3 + 0.1 s. Exchanging together would make it 0.3 + 0.3 + 0.2.
     assert found == pytest.approx([0.7, 0.7])
+    # So packets of one do not meet those of the other on the nodes that they share, and the law holds.
+    cluster = networked(Cluster.parse("5x4"), "single-switch:aggregators=40000,link_gbps=80")
+    name = cluster.network.switches[0].id
+    granted = {job: (NetworkGrant(job, name, window=200, mode="shared_hash", server=3 + job),) for job in (0, 1)}
+    truth, group = jobs(12, 12, profile=profile), Group((Member(0), Member(1, turn=1)), on(0, 1, 2), Gate.BARRIER)
+    law, auto = (
+        NetworkPhysics(inner, rates=rates).paces(truth, Groups.of([group]), cluster, granted)
+        for rates in ("law", "auto")
+    )
+    assert law.tolist() == auto.tolist()
 
 
 def test_aggregation_makes_jobs_faster_than_rings() -> None:

@@ -45,14 +45,13 @@ class IterationTimes:
     """What `iterations` finds, one value a job.
 
     `iteration_s` and, of it, `exchange_s`; `busy`: the part of the time in which it exchanges; `aggregated`: share of
-    sequence numbers that leaves add up in full; `channel`: its bottleneck, or -1.
+    sequence numbers that leaves add up in full.
     """
 
     iteration_s: FloatArray
     exchange_s: FloatArray
     busy: FloatArray
     aggregated: FloatArray
-    channel: IntArray
 
 
 def exposed_s(compute_s: FloatArray, exchange_s: FloatArray, overlap: float) -> FloatArray:
@@ -69,22 +68,23 @@ def iterations(
     *,
     overlap: float = 0.0,
     phases: str = "random",
-    turns: FloatArray | None = None,
+    turns: IntArray | None = None,
     corrected: Corrected | None = None,
 ) -> IterationTimes:
     """Iteration times of jobs that all run.
 
     `parts`: their exchanges, each with at least one channel; `bits` > 0: of one gradient; `compute_s` > 0: seconds of
     an iteration without the exchange; `overlap`, 0 to 1: the part of the computation that an exchange may go beside;
-    `turns`: how many members take turns at one barrier, for each job (default 1); `corrected`: what is right where the
-    law of memory is not. Raises `SimulationError` if the fixed point is not found.
+    `turns`, shape (2, jobs): how many members take turns at the barrier of each job, 1 without, and its place among
+    them; `corrected`: what is right where the law of memory is not. Raises `SimulationError` if the fixed point is not
+    found.
     """
     count = len(parts)
     assert count
     assert phases in PHASES
-    one = 1.0 / (np.ones(count) if turns is None else turns)
-    work = _Work(bits, compute_s, overlap, one)
-    rates_at = _rates(graph, Adders.of(parts), work, phases, corrected or (lambda rows, _: np.ones(len(rows))))
+    turns = np.tile([[1], [0]], count) if turns is None else turns
+    work = _Work(bits, compute_s, overlap, 1.0 / turns[0])
+    rates_at = _rates(graph, Adders.of(parts), work, phases, turns, corrected or (lambda rows, _: np.ones(len(rows))))
     busy = np.full(count, 0.5)
     step, last = 0.5, np.zeros(count)
     for step_number in range(1, MOST_STEPS + 1):
@@ -94,7 +94,7 @@ def iterations(
         wanted = work.busy(exchange_s)
         change = float(np.abs(wanted - busy).max())
         if change <= (LOOSE if step_number == MOST_STEPS else NEAR):
-            return IterationTimes(iteration_s, exchange_s, wanted, found.aggregated, found.channel)
+            return IterationTimes(iteration_s, exchange_s, wanted, found.aggregated)
         if float((wanted - busy) @ last) < 0:  # it swings: smaller steps
             step *= 0.7
         last = wanted - busy
@@ -118,16 +118,22 @@ class _Work:
 
 
 def _rates(
-    graph: Graph, adders: Adders, work: _Work, phases: str, corrected: Corrected
+    graph: Graph, adders: Adders, work: _Work, phases: str, turns: IntArray, corrected: Corrected
 ) -> Callable[[FloatArray], SteadyRates]:
     """Rates while exchanging, as a function of the part of the time in which each job does.
 
-    A job that others meet part of the time is as far from the law as that part lies between alone and together.
+    A job that others meet part of the time is as far from the law as that part lies between alone and together; of
+    members that take turns one is there at a time, the first of each group, then the second of each, and so on.
     """
     last: SteadyRates | None = None
     count = len(adders.parts)
     together, alone = steady_rates(graph, adders, work.one), steady_rates(graph, adders, apart=True)
-    met_factor = corrected(range(count), together)
+    met_factor = np.ones(count)
+    for place in range(int(turns[0].max())):
+        there = (place - turns[1]) % turns[0] == 0
+        same = there.all() or not len(adders.switch)
+        law = together if same else steady_rates(graph, adders, np.where(there, 1.0, LEAST_BUSY))
+        met_factor[there] = corrected(np.flatnonzero(there).tolist(), law)
     own_factor = np.concatenate([corrected([j], alone) for j in range(count)])
     together = replace(together, bits_per_s=together.bits_per_s * met_factor)
     alone = replace(alone, bits_per_s=alone.bits_per_s * own_factor)

@@ -18,8 +18,6 @@ from plait.network.packets.scenario import Scenario
 from plait.network.packets.state import FAULT, FAULT_AT, FINE, FULL_QUEUE, FULL_ROWS, NOW, TOO_LATE, Net
 from plait.network.protocol.switch import HELD
 
-__all__ = ["flow", "simulate"]
-
 #: Parts of the time whose rates are compared, and those before a simulation may end.
 PARTS, FEWEST_PARTS = 20, 5
 

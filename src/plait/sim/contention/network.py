@@ -116,11 +116,10 @@ class NetworkPhysics:
             tuple(np.unique(cluster.gpu_node[gpus]).tolist())
             for gpus in np.split(running.gpus, running.first_gpu[1:-1])
         ]
-        members = np.diff(running.first_job)
-        turns = np.ones(len(running), dtype=np.int64)
-        if running.gate is not None:
-            turns = np.where(running.gate == int(Gate.BARRIER), members, 1)
+        barrier = np.zeros(len(running), dtype=bool) if running.gate is None else running.gate == int(Gate.BARRIER)
         group = running.group_of_member().tolist()
+        members = np.where(barrier, np.diff(running.first_job), 1)[group]
+        turns = np.stack([members, np.arange(len(group)) - running.first_job[group]])
         bits, compute_s = self._work(truth, running, cluster, alone_s, np.array([len(n) for n in nodes])[group])
         rows = [m for m, g in enumerate(group) if len(nodes[g]) > 1 and bits[m] > 0]
         ways = {m: (nodes[group[m]], _alike(granted.get(int(running.jobs[m]), ()))) for m in rows}
@@ -134,7 +133,7 @@ class NetworkPhysics:
                 [parts[m] for m in together],
                 bits[together],
                 compute_s[together],
-                turns[[group[m] for m in together]].astype(np.float64),
+                turns[:, together],
             )
             for i, m in enumerate(together):
                 exchange_s = float(solved.exchange_s[i])
@@ -164,7 +163,7 @@ class NetworkPhysics:
 
     def _solved(
         self, graph: Graph, cluster: Cluster, ways: tuple[Way, ...], parts: list[Prepared], bits: FloatArray,
-        compute_s: FloatArray, turns: FloatArray,
+        compute_s: FloatArray, turns: IntArray,
     ) -> IterationTimes:  # fmt: skip
         """Iteration times of jobs that meet; kept, as most of them stay when one job comes or goes."""
         key = (ways, bits.tobytes(), compute_s.tobytes(), turns.tobytes())
