@@ -43,7 +43,7 @@ from sampling import sample
         pytest.param(sample(RACKS[2::7], RACKS), 0.15, 0.05, 0.07, id="racks"),
         pytest.param(sample(NARROW[8:9], NARROW), 0.15, 0.05, 0.07, id="narrow"),
         pytest.param(sample(BURSTS[8:9], BURSTS), 0.15, 0.05, 0.08, id="bursts"),
-        pytest.param(sample(CROWDS[:1], CROWDS), 0.15, 0.05, 0.35, id="crowds"),
+        pytest.param(sample(CROWDS[:1], CROWDS), sample(0.15, 0.20), 0.05, 0.20, id="crowds"),
         pytest.param(sample(MIXES[:1], MIXES), 0.20, 0.05, 0.08, id="mixes"),
         pytest.param(sample(FRESH[:1], FRESH), 0.20, 0.05, 0.08, id="fresh"),
     ],
