@@ -185,7 +185,7 @@ class Kind(enum.StrEnum):
     KILL_SERVER = "kill the aggregation server of a switch"
 
 
-#: Relative frequency of each kind.
+#: Relative frequency of each kind; on a cluster with switches give them weights, too.
 WEIGHTS: Mapping[Kind, float] = {
     Kind.KILL_SERVICE: 2.0,
     Kind.STOP_SERVICE: 1.0,
@@ -195,8 +195,6 @@ WEIGHTS: Mapping[Kind, float] = {
     Kind.KILL_RUNNER: 1.0,
     Kind.FULL_DISK: 2.0,
 }
-#: The same for clusters with switches.
-NETWORK_WEIGHTS: Mapping[Kind, float] = {**WEIGHTS, Kind.KILL_SWITCH: 3.0, Kind.KILL_SERVER: 2.0}
 
 
 @dataclass(frozen=True)

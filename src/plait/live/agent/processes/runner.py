@@ -380,7 +380,7 @@ class Runner:
         )
 
     def _release(self) -> None:
-        if self._throttle is not None:
+        if self._throttle is not None:  # a guest that is to end: frozen processes handle no signal but SIGKILL
             self._throttle.release()
 
     def _look_at_lease(self) -> list[float]:

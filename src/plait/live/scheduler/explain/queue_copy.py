@@ -24,8 +24,6 @@ from plait.live.scheduler.measured import WorkDone, work_of
 from plait.live.scheduler.state import RECENT
 from plait.policies.compose import Composed
 
-#: States in which a job has given its GPUs back.
-
 
 @dataclass(frozen=True)
 class QueueCopy:
