@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.core.arrays import FloatArray
 from plait.core.cluster import Cluster
-from plait.core.errors import InputError
+from plait.core.errors import InputError, SimulationError
 from plait.network.fluid.exchanges import Adders, Exchange, Prepared, prepared
 from plait.network.fluid.iterations import PHASES, IterationTimes, iterations
 from plait.network.fluid.jobs import PlacedJob
@@ -33,7 +32,7 @@ def pairs(count: int, **more: object) -> tuple[Graph, list[Prepared]]:
     return graph, [prepared(graph, Exchange(PlacedJob((j, count + j)))) for j in range(count)]
 
 
-def times(count: int, compute_s: float, phases: str, **more: float) -> IterationTimes:
+def times(count: int, compute_s: float, phases: str, **more: Any) -> IterationTimes:
     graph, parts = pairs(count)
     bits = np.full(count, 1e9)  # 10 ms of an uplink
     return iterations(graph, parts, bits, np.full(count, compute_s), phases=phases, **more)
@@ -88,19 +87,26 @@ def test_corrected_rates_are_those_of_jobs_alone_and_of_all_together() -> None:
     assert found("random") > found("interleaved")
 
 
+def test_a_law_that_does_not_settle_is_no_fault_where_packets_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settles(*given: Any, **more: Any) -> SteadyRates:
+        if len(given) > 2 and given[2].min() < 1.0:
+            raise SimulationError("shares still change")
+        return steady_rates(*given, **more)
+
+    monkeypatch.setattr("plait.network.fluid.iterations.steady_rates", settles)
+    found = times(2, 0.03, "random", corrected=lambda rows, law: np.full(len(rows), 0.5)).exchange_s
+    assert ((found > 0.0199) & (found < 0.0401)).all()
+    with pytest.raises(SimulationError, match="still change"):
+        times(2, 0.03, "random")
+
+
 def test_members_that_take_turns_never_meet() -> None:
     graph, parts = pairs(3)
     seen: list[list[int]] = []
-
-    def corrected(rows: Sequence[int], law: SteadyRates) -> FloatArray:
-        seen.append(list(rows))
-        return np.ones(len(rows))
-
-    turns = np.array([[2, 2, 1], [0, 1, 0]])
-    iterations(graph, parts, np.full(3, 1e9), np.full(3, 0.03), turns=turns, corrected=corrected)
+    turns, work = np.array([[2, 2, 1], [0, 1, 0]]), (np.full(3, 1e9), np.full(3, 0.03))
+    iterations(graph, parts, *work, turns=turns, corrected=lambda rows, law: seen.append(rows) or np.ones(len(rows)))
     assert [rows for rows in seen if len(rows) > 1] == [[0, 2], [1, 2]]
-    two = (np.full(2, 1e9), np.full(2, 0.03))
-    found = iterations(graph, parts[:2], *two, phases="together", turns=turns[:, :2])
+    found = iterations(graph, parts[:2], work[0][:2], work[1][:2], phases="together", turns=turns[:, :2])
     assert found.exchange_s == pytest.approx([0.01, 0.01])
 
 

@@ -126,7 +126,7 @@ def _rates(
     members that take turns one is there at a time, the first of each group, then the second of each, and so on.
     """
     last: SteadyRates | None = None
-    count = len(adders.parts)
+    settles, count = True, len(adders.parts)
     together, alone = steady_rates(graph, adders, work.one), steady_rates(graph, adders, apart=True)
     met_factor = np.ones(count)
     for place in range(int(turns[0].max())):
@@ -135,12 +135,19 @@ def _rates(
         law = together if same else steady_rates(graph, adders, np.where(there, 1.0, LEAST_BUSY))
         met_factor[there] = corrected(np.flatnonzero(there).tolist(), law)
     own_factor = np.concatenate([corrected([j], alone) for j in range(count)])
-    together = replace(together, bits_per_s=together.bits_per_s * met_factor)
+    by_law, together = together, replace(together, bits_per_s=together.bits_per_s * met_factor)
     alone = replace(alone, bits_per_s=alone.bits_per_s * own_factor)
 
     def interleaved(busy: FloatArray) -> SteadyRates:
-        nonlocal last
-        last = steady_rates(graph, adders, np.minimum(busy, work.one), start=None if last is None else last.share)
+        nonlocal last, settles
+        try:
+            start = None if last is None else last.share
+            last = steady_rates(graph, adders, np.minimum(busy, work.one), start=start) if settles else last
+        except SimulationError:  # where the law does not hold, it may not settle, either
+            if (met_factor == 1.0).all():
+                raise
+            settles, last = False, last or by_law
+        assert last is not None
         return replace(last, bits_per_s=last.bits_per_s * (own_factor + busy * (met_factor - own_factor)))
 
     if phases == "interleaved":
