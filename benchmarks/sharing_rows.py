@@ -9,7 +9,7 @@ import csv
 import math
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from plait.sharing.directive import StepStats
@@ -148,7 +148,7 @@ def false_alarms(hours: float, seed: int, cv: float = 0.05) -> Alarms:
 
 def rows() -> list[Row]:
     """All rows that need no data."""
-    parts = (_noise, _patterns, _irregular, _several, _reports, _broken, _counted, _gated, _servers)
+    parts = (_noise, _patterns, _irregular, _several, _varying, _reports, _broken, _counted, _gated, _servers)
     return [row for part in parts for row in part()]
 
 
@@ -256,6 +256,19 @@ def _several() -> Iterator[Row]:
     """
     for quanta, cv, least in (((2, 2), 0.01, 0.8), ((2, 20), 0.01, 0.5), ((4, 4, 4), 0.01, 0.8), ((2, 2), 0.1, 0.74)):
         yield Row(f"{'+'.join(map(str, quanta))} CV {cv:.0%}", beside(quanta, cv=cv), least)
+
+
+def _varying() -> Iterator[Row]:
+    """Guests whose quanta differ: pauses go by the least of late, so these guests have more than their share."""
+    kinds = {
+        "8 ms, lognormal 0.7": Opportunistic("guest-0", 8 * MS, spread=0.7),
+        "8 ms, lognormal 1.2": Opportunistic("guest-0", 8 * MS, spread=1.2),
+        "50 ms, one in 12 of 1 ms": Opportunistic("guest-0", 50 * MS, rare=12, rare_s=1 * MS),
+    }
+    for name, guest in kinds.items():
+        for cv, reporting, how in ((0.05, BARE, ""), (0.2, BARE, ""), (0.05, COUNTED, ", counted")):
+            scenario = replace(beside([], cv=cv, reporting=reporting), opportunistic=(guest,))
+            yield Row(f"quanta of {name}, CV {cv:.0%}{how}", scenario)
 
 
 def _reports() -> Iterator[Row]:

@@ -22,6 +22,9 @@ MISSED = {
     ("lognormal 20% q 2", 1), ("Pareto pauses (1.5) in 2 % q 2", 2), ("Pareto pauses (3) in each step q 2", 3),
     ("100+100 CV 10% q 5", 1),
     ("lognormal 40% q 2", 1), ("lognormal 40% q 2", 2), ("lognormal 40% q 2", 3),
+    # Quanta that differ: docs/explanation/weaknesses.md.
+    ("quanta of 8 ms, lognormal 1.2, CV 5%", 3), ("quanta of 50 ms, one in 12 of 1 ms, CV 20%", 3),
+    *((f"quanta of 8 ms, lognormal 1.2, CV {how}", seed) for how in ("20%", "5%, counted") for seed in (1, 2, 3)),
 }  # fmt: skip
 #: Seconds of a short row, and where its share counts from: the ramp is behind it.
 SHORT_S, FROM_S = 150.0, 60.0

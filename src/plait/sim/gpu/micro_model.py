@@ -220,6 +220,8 @@ class _Guest:
         job = self.job
         if job.rare and self.chance() * job.rare < 1.0:
             return job.rare_s
+        if job.spread:
+            return job.quantum_s * math.exp(self.noise(0.0, job.spread))
         return job.quantum_s * self.noise(1.0, NOISE)
 
     def paced_s(self) -> float:

@@ -182,7 +182,8 @@ class Opportunistic:
     """A job of endless steps, each of `quanta` kernels of `quantum_s` seconds.
 
     `curve` gives its speed, relative to that with `wants_bytes`, at parts of them: (part, speed) in rising order.
-    `live_bytes` stay in use at step boundaries. One in `rare` quanta takes `rare_s` instead.
+    `live_bytes` stay in use at step boundaries. One in `rare` quanta takes `rare_s` instead. `spread`: standard
+    deviation of the logarithm of quanta, whose median is then `quantum_s`.
     """
 
     name: str
@@ -196,6 +197,7 @@ class Opportunistic:
     curve: tuple[tuple[float, float], ...] = ((0.0, 1.0), (1.0, 1.0))
     rare: int = 0
     rare_s: float = 0.0
+    spread: float = 0.0
 
     def speed(self, limit_bytes: int) -> float:
         """Relative speed within a limit, straight between the points of the curve."""
