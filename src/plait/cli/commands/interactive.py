@@ -24,7 +24,7 @@ import typer
 from plait.cli.commands.jobs import JobArgument
 from plait.cli.connection import HomeOption, client
 from plait.cli.submission import Asked, requests_of, runs_here
-from plait.core.errors import InputError
+from plait.core.errors import InputError, PlaitError
 from plait.live.api.jobs import FINAL
 from plait.live.notes import note
 from plait.live.protocol.job_file import parse_seconds
@@ -41,8 +41,9 @@ HOLD = (
     'f=$PLAIT_RUN_DIR/console; touch "$f"; echo "ends when no console is used for $1 s"; '
     'while [ ! -e "$f-exited" ] && [ $(($(date +%s) - $(stat -c %Y "$f"))) -lt "$1" ]; do sleep 1; done'
 )
-#: Runs a shell, and lets `HOLD` end its job: it has finished, and was not cancelled.
-SHELL = '"$0" "$@"; code=$?; touch "$PLAIT_RUN_DIR/console-exited"; exit $code'
+#: Lets `HOLD` end its job, which has finished and was not cancelled. The shell cannot do it: the job could end before
+#: its exit code was read.
+EXITED = 'touch "$PLAIT_RUN_DIR/console-exited"'
 #: Exit code of a program that Ctrl-C has ended.
 INTERRUPTED = 130
 #: Starts Jupyter, which leaves its port in a file; it ends by itself.
@@ -239,10 +240,12 @@ def shell(
         job = _started(service, asked, dict(os.environ))
         code = INTERRUPTED
         try:
-            code = _run(service, job, ["sh", "-c", SHELL, *(command or ["bash"])])
+            code = _run(service, job, command or ["bash"])
         finally:
             if code == INTERRUPTED:
                 _leave(service, job)
+        with contextlib.suppress(PlaitError):  # it has ended already
+            RemoteConsole(service, job, ["sh", "-c", EXITED]).exchange()
     raise typer.Exit(code)
 
 
