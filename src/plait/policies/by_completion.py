@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from plait.core.compile_policy import either
 from plait.core.errors import InputError
 from plait.core.jobs import Checkpoints
 from plait.core.policy import View
+from plait.core.preemption_kernels import CLOCK_S
 from plait.grouping.bucket import ClassedBucket, GroupingCache, GroupingOptions
 from plait.grouping.completion import (
     BESIDE,
@@ -61,9 +62,8 @@ from plait.sharing.memory_law import CONTEXT_BYTES
 
 #: Cost of a restart without a measurement, seconds.
 UNKNOWN_RESTART_S = 60.0
-#: A trial next to another job lasts so many seconds at most; two known jobs are tried if they together use no resource
-#: for more than this part of the time.
-TRIAL_S, TRIAL_USE = 120.0, 1.1
+#: A trial next to another job lasts so many seconds at most.
+TRIAL_S = 120.0
 #: Rounds of exchanging and picking again at most.
 ROUNDS = 4
 #: Tables of paces that are kept, and groups in each; a prime, so that groups are spread over it.
@@ -102,9 +102,9 @@ class ByCompletion:
     Jobs that may not be stopped (`View.keeps`) stay on their GPUs, and others join them there. Jobs without a measured
     profile run alone. Memory of GPUs and nodes and declared cores are limits of a group.
 
-    Trials: a plain script that finds no GPUs and has never run starts next to a single one that runs, if nothing is
-    known of it, or nothing of such a pair. No gate makes either wait there. What they do together decides what follows:
-    turns, or host and guest; neither has to stop.
+    Trials: a plain script of which nothing is known and that finds no GPUs starts next to a single one that runs, if
+    their memory is known to fit. No gate makes either wait there. What they do together decides what follows: turns, or
+    host and guest; neither has to stop. A script that does not show what it needs in `TRIAL_S` becomes a guest.
     """
 
     max_jobs: int = 4
@@ -141,8 +141,12 @@ class ByCompletion:
         inside = np.zeros(len(jobs), dtype=np.bool_)
         inside[[int(order[rank]) for unit in members for rank in unit]] = True
         mate_of = {row: mate for row, mate in mate_of.items() if inside[mate]}
-        if self.max_jobs > 1 and not alone:
-            mate_of |= self._trials(_Trials(view, room), order, members, hosts)
+        tried_s = {mate: float(jobs.last_start_s[row]) + TRIAL_S for row, mate in mate_of.items()}
+        if self.max_jobs > 1 and self.guests and not alone:
+            trials = _trials(view, room, order, members)
+            mate_of |= trials
+            tried_s |= dict.fromkeys(trials.values(), view.now_s + TRIAL_S)
+        free = {mate for mate, until_s in tried_s.items() if until_s > view.now_s + CLOCK_S}
         inside[list(mate_of)] = True
         leads = order[[unit[0] for unit in members]] if members else order[:0]
         companions = {int(order[unit[0]]): tuple(order[unit[1:]].tolist()) for unit in members if len(unit) > 1}
@@ -166,28 +170,10 @@ class ByCompletion:
         place_of[everyone] = np.arange(len(everyone))
         largest_first = leads[np.lexsort((place_of[leads], -jobs.gpus[leads]))]
         lent = {int(order[u[0]]): int(order[host]) for u, host in zip(members, hosts, strict=True) if host >= 0}
+        lent |= {mate: mate for mate in tried_s if mate not in free}
         rest = np.concatenate([largest_first, everyone[~inside[everyone]]])
-        return Units(rest, len(leads), companions, turns, hosts=lent, free=frozenset(mate_of.values()))
-
-    def _trials(self, trials: _Trials, order: IntArray, members: list[list[int]], hosts: list[int]) -> dict[int, int]:
-        """New trials: waiting rows, and the row next to which each is tried. Takes guests out of `members`."""
-        found: dict[int, int] = {}
-        inside = {rank for unit in members for rank in unit}
-        waits = [row for rank, row in enumerate(order.tolist()) if rank not in inside and trials.plain[row]]
-        for u, unit in enumerate(members):
-            rows = order[unit].tolist()
-            if len(rows) == 2 and hosts[u] >= 0:
-                mates = [(mate, row) for mate, row in (rows, rows[::-1]) if trials.may(mate, row)]
-            elif len(rows) == 1 and waits and trials.plain[rows[0]]:
-                mates = [(rows[0], row) for row in waits if trials.may(rows[0], row)]
-            else:
-                continue
-            if mates:
-                mate, row = mates[0]
-                found[row] = mate
-                members[u], hosts[u] = [rank for rank in unit if order[rank] == mate], -1
-                waits = [other for other in waits if other != row]
-        return found
+        until_s = min((tried_s[mate] for mate in free), default=math.inf)
+        return Units(rest, len(leads), companions, turns, until_s=until_s, hosts=lent, free=frozenset(free))
 
     def _line(self, view: View, room: Room, order: IntArray, bucket: IntArray, values: FloatArray) -> WorthLine:
         """The jobs as the kernels take them."""
@@ -213,7 +199,9 @@ class ByCompletion:
         about[:, BUCKET], about[:, GPUS], about[:, KINDS] = bucket, jobs.gpus[order], room.of[order]
         runs = np.where(kept, jobs.running_group[order], running_groups(view, order))
         about[:, RUNS] = np.where(bucket >= 0, runs, -1)
-        about[:, KEPT], about[:, PLAIN] = kept, jobs.checkpoints[order] == int(Checkpoints.NEVER)
+        about[:, KEPT] = kept
+        if self.guests:  # how soon a guest gives way is known of models that are named
+            about[:, PLAIN] = (jobs.checkpoints[order] == int(Checkpoints.NEVER)) & (jobs.kinds[order, 2] == 0)
         restart_s = np.nan_to_num(jobs.restart_s[order], nan=UNKNOWN_RESTART_S)
         stay = np.where(about[:, RUNS] >= 0, values * restart_s / self.horizon_s, 0.0)
         return WorthLine(about, np.column_stack([values, stay]), rows, *packed, law, np.zeros((5, 5)), *known)
@@ -225,15 +213,46 @@ def room_for_paces(max_jobs: int, groups: int = KNOWN) -> tuple[IntArray, FloatA
 
 
 def _tried(view: View, order: IntArray) -> dict[int, int]:
-    """The rows of jobs that are on trial, and the row of the job next to which each is tried."""
-    jobs, kept, found = view.jobs, view.keeps.rows, dict[int, int]()
+    """The rows of jobs that are on trial, and the row of the job next to which each is tried.
+
+    A script that is still unknown after `TRIAL_S` remains: it has no other place, as it may not be stopped.
+    """
+    jobs, kept, gate, found = view.jobs, view.keeps.rows, view.running.gate, dict[int, int]()
     mates, known = jobs.running_group, ~np.isnan(jobs.stage_s[:, 0])
-    new = (mates >= 0) & (jobs.checkpoints == int(Checkpoints.NEVER)) & (view.now_s < jobs.last_start_s + TRIAL_S)
-    for row in order[new[order]].tolist():
+    new = (view.now_s < jobs.last_start_s + TRIAL_S - CLOCK_S) & (True if gate is None else gate[mates] == 0)
+    may = (mates >= 0) & np.equal(jobs.checkpoints, int(Checkpoints.NEVER)) & (new | ~known)
+    for row in order[may[order]].tolist():
         group = np.flatnonzero(mates == mates[row])
         first = int(group[np.argmin(jobs.last_start_s[group])])
         if len(group) == 2 and row != first and kept[first] and known[first] and not _measured(view, first, row):
             found[row] = first
+    return found
+
+
+def _trials(view: View, room: Room, order: IntArray, members: list[list[int]]) -> dict[int, int]:
+    """New trials: waiting rows of which nothing is known, and the row next to which each is tried.
+
+    Both may use the same GPUs, are on one node, as guests are, and need memory that is known to fit in two processes.
+    """
+    jobs, running, found = view.jobs, view.running, dict[int, int]()
+    plain, unknown = np.equal(jobs.checkpoints, int(Checkpoints.NEVER)), np.isnan(jobs.stage_s[:, 0])
+    new = plain & unknown & (jobs.starts == 0)
+    new[order[[rank for unit in members for rank in unit]]] = False
+    waits = order[new[order]]
+    (of_gpu, of_node), asked = room_taken(view), jobs.gpu_memory_bytes
+    if limit := min((node.gpu_memory_bytes for node in view.cluster if node.gpu_memory_bytes), default=0):
+        of_gpu = np.where(asked > 0, (asked + CONTEXT_BYTES) / limit, math.inf)
+    taken = np.maximum(of_gpu, of_node.max(axis=1))
+    for mate in [int(order[unit[0]]) for unit in members if len(waits) and len(unit) == 1]:
+        group = jobs.running_group[mate]
+        if group < 0 or unknown[mate] or not plain[mate] or np.count_nonzero(jobs.running_group == group) > 1:
+            continue
+        nodes = view.cluster.gpu_node[running.gpus[running.first_gpu[group] : running.first_gpu[group + 1]]]
+        fits = (jobs.gpus[waits] == jobs.gpus[mate]) & (room.of[waits] == room.of[mate])
+        fits &= (taken[waits] + taken[mate] <= MEMORY_LIMIT) & bool((nodes == nodes[0]).all())
+        if fits.any():
+            row = int(waits[fits][0])
+            found[row], waits = mate, waits[waits != row]
     return found
 
 
@@ -243,41 +262,6 @@ def _measured(view: View, one: int, mate: int) -> bool:
     if math.isnan(view.jobs.stage_s[mate, 0]):
         return False
     return reports is None or reports.measured(traits_of(view, np.array([one, mate]))) is not None
-
-
-@dataclass(frozen=True)
-class _Trials:
-    """Which plain scripts that have never run may be tried next to which that run."""
-
-    view: View
-    room: Room
-
-    def may(self, mate: int, row: int) -> bool:
-        """Whether `row` waits, and nothing is known of it, or they leave each other the resources that they need."""
-        jobs = self.view.jobs
-        if not (self.plain[mate] and self.plain[row] and jobs.running_group[mate] >= 0 and jobs.starts[row] == 0):
-            return False
-        use = jobs.stage_s[[mate, row]] / jobs.iteration_s[[mate, row], None]
-        return bool(
-            jobs.gpus[mate] == jobs.gpus[row]
-            and self.room.of[mate] == self.room.of[row]
-            and self.memory[mate] + self.memory[row] <= MEMORY_LIMIT
-            and not math.isnan(use[0, 0])
-            and not use.sum(axis=0).max() > TRIAL_USE
-            and not _measured(self.view, mate, row)
-        )
-
-    @cached_property
-    def plain(self) -> BoolArray:
-        """Scripts that do not know plait."""
-        return np.equal(self.view.jobs.checkpoints, int(Checkpoints.NEVER))
-
-    @cached_property
-    def memory(self) -> FloatArray:
-        """What each job takes of its part of a node."""
-        of_gpu, of_node = room_taken(self.view)
-        found: FloatArray = np.maximum(of_gpu, of_node.max(axis=1))
-        return found
 
 
 def law_of(model: ClassedBucket, guests: int, context: float = 0.0) -> FloatArray:

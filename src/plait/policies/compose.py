@@ -35,7 +35,7 @@ from plait.core.errors import InputError
 from plait.core.jit import kernel
 from plait.core.jobs import JobTable, keys
 from plait.core.jobs.keys import CLOCK_S, TICK_S
-from plait.core.plan import NO_GROUPS, Groups, Plan
+from plait.core.plan import NO_GROUPS, Gate, Groups, Plan
 from plait.core.policy import DEADLINE, PRIORITY, View
 from plait.placement import Scheme, place
 from plait.placement.packing import How, Placement
@@ -410,7 +410,8 @@ class Composed:
 def side_by_side(view: View) -> View:
     """The same view in which all jobs that hold the same GPUs are one group; the view itself without guests.
 
-    A guest on a part of a host's GPUs, or on those of several hosts, remains a group of its own.
+    A guest on a part of a host's GPUs, or on those of several hosts, remains a group of its own. A host with guests has
+    a gate, so that it does not look like jobs that hold nobody up.
     """
     running = view.running
     if running.guest is None:
@@ -426,12 +427,13 @@ def side_by_side(view: View) -> View:
     of_member = unit[running.group_of_member()]
     order = np.argsort(of_member, kind="stable")
     on = running[np.array(firsts, dtype=np.int64)]
+    gate = np.where(np.bincount(unit) > 1, int(Gate.TOKENS), 0 if on.gate is None else on.gate)
     merged = Groups(
         running.jobs[order],
         on.gpus,
         on.first_gpu,
         np.concatenate([[0], np.cumsum(np.bincount(of_member, minlength=len(firsts)))]).astype(np.int64),
-        on.gate,
+        gate,
         None if running.details is None else running.details[order],
     )
     jobs = copy(view.jobs)

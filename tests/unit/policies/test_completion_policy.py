@@ -108,19 +108,18 @@ def plain_job(number: int, profile: StageProfile | None = None) -> JobSpec:
     return replace(spec, iteration_s=None) if profile is None else spec
 
 
-def arrived(*jobs: JobSpec) -> Controller:
+def arrived(*jobs: JobSpec, policy: str = "plait", gpu_memory_bytes: float = 0.0) -> Controller:
     """The first job runs on the only GPU, and the others came a second later."""
-    controller = Controller(make_policy("plait"), Cluster.parse("1x1"))
+    controller = Controller(make_policy(policy), Cluster.of(1, 1, gpu_memory_bytes=gpu_memory_bytes))
     for at_s, first_row, some in ((0.0, 0, jobs[:1]), (1.0, 1, jobs[1:])):
         controller.handle(JobSubmitted(at_s, first_row, JobBatch.of(some)))
         controller.handle(ReplanDue(at_s))
     return controller
 
 
-@pytest.mark.parametrize(("known", "second"), [(GPU, plain_job(1)), (STORAGE, plain_job(1, GPU))])
-def test_plain_scripts_are_tried_together_and_stay_until_it_is_known_what_they_do(known, second):
-    """Nothing is known of the second, or of the two together; they have no gate, and what they report decides."""
-    controller, none = arrived(plain_job(0, known), second), np.zeros(2)
+def test_plain_scripts_are_tried_together_and_stay_until_it_is_known_what_they_do():
+    """Nothing is known of the second; they have no gate, and what they report decides."""
+    controller, none = arrived(plain_job(0, GPU), plain_job(1)), np.zeros(2)
     for at_s in (2.0, 50.0):
         (together,) = controller.running
         assert ([m.job for m in together.members], together.gate) == ([0, 1], Gate.NONE)
@@ -136,6 +135,17 @@ def test_plain_scripts_are_tried_together_and_stay_until_it_is_known_what_they_d
     assert arrived(plain_job(0, GPU), plain_job(1), plain_job(2)).running.jobs.tolist() == [0, 1]
     assert len(arrived(plain_job(0), plain_job(1)).running.jobs) == 1
     assert [g.guest for g in arrived(plain_job(0, GPU), plain_job(1, GPU)).running] == [False, True]
+    assert list(arrived(plain_job(0, STORAGE), plain_job(1, GPU)).running)[-1].guest, "known: no trial"
+    assert len(arrived(plain_job(0, GPU), plain_job(1), policy="plait:guests=0").running.jobs) == 1
+
+
+@pytest.mark.parametrize(("asked", "together"), [((0.0, 0.0), 1), ((6e9, 0.0), 1), ((6e9, 9e9), 2), ((6e9, 9.5e9), 1)])
+def test_a_trial_is_where_memory_is_known_to_fit_and_ends_though_nothing_was_measured(asked, together):
+    jobs = [replace(plain_job(i, GPU if i == 0 else None), gpu_memory_bytes=b) for i, b in enumerate(asked)]
+    controller = arrived(*jobs, gpu_memory_bytes=16_000_000_000)
+    assert len(controller.running.jobs) == together
+    controller.handle(ReplanDue(121.0))
+    assert [g.guest for g in controller.running] == [False, True][:together]
 
 
 def test_jobs_that_placement_leaves_together_stay_host_and_guest():
