@@ -161,6 +161,8 @@ def by_reference(value: T) -> T:
 
 if HAVE_NUMBA and "pipeline_class" in _LINKED:
     part_compiler.refer(by_reference)
+else:
+    lean_part(by_reference)
 
 
 @contextmanager
