@@ -33,13 +33,14 @@ def play(times: Timings, clock: Clock, ranks: int, local: int, steps: int, passe
 
 
 def sums(times: Timings) -> dict[tuple[int, int, int], tuple[float, ...]]:
-    return {key: (t.grad_s, t.grads, t.step_s, t.sync_s, t.steps) for key, t in times.keys.items()}
+    return {key[:3]: (t.grad_s, t.grads, t.step_s, t.sync_s, t.steps) for key, t in times.keys.items()}
 
 
 def test_keys_counts_and_sums_over_restarts_with_one_to_four_ranks() -> None:
     clock, state = Clock(), Timings().state_dict()
     for ranks in (1, 2, 3, 4, 2):
         times = Timings(clock=clock)
+        state["keys"] = [[*key[:3], *key[4:]] for key in state["keys"]]  # as before there were ZeRO stages
         times.load_state_dict(state)
         times.begin_epoch()
         play(times, clock, ranks, 8, 3, passes=2, nodes=(ranks + 1) // 2)

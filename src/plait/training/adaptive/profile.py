@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -244,8 +244,8 @@ class Timings:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the timings; running passes are dropped."""
         self._keys = {
-            (int(n), int(k), int(m), int(stage)): Timing(float(g), int(gs), float(s), float(y), int(ss))
-            for n, k, m, stage, g, gs, s, y, ss in state["keys"]
+            cast("Key", (*map(int, key), 0)[:4]): Timing(float(g), int(gs), float(s), float(y), int(ss))
+            for *key, g, gs, s, y, ss in state["keys"]  # an older checkpoint has no stage
         }
         self._pass, self._warm, self.changed = None, None, bool(self._keys)
         self._over.clear()
