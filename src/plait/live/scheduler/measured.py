@@ -441,7 +441,7 @@ def adaptive_fields(ctx: Context, job: JobRecord) -> dict[str, Any] | None:
         out["efficiency"] = float(efficiency(sqr, var, _scale(report.batch_size, limits)))
     if work.each_s:
         out["goodput"] = limits.initial / work.each_s
-    if difference := difference_of(limits, report):
+    if difference := difference_of(attempt.limits or limits, report):
         out["difference"] = difference
     if report.not_finite:
         number = "its newest step was" if report.not_finite == 1 else f"its newest {report.not_finite:,.0f} steps were"
