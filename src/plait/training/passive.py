@@ -182,7 +182,7 @@ def _settled(states: Mapping[str, Lap]) -> Mapping[str, Lap]:
     On a busy machine one wait outlasts several iterations of a few milliseconds, so it falls on any state, and the
     kernel often counts it in the next one: a state that only ran seems blocked. Only the sum over all states is right.
     """
-    wall, run, queue, _ = map(sum, zip(*states.values(), strict=True))
+    wall, run, queue, _ = Lap(*map(sum, zip(*states.values(), strict=True)))
     seen, blocked = sum(lap.blocked for lap in states.values()), max(wall - run - queue, 0.0)
     if run <= 0:
         return states
