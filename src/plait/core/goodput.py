@@ -6,6 +6,7 @@ And what such a job takes of each GPU's memory under an execution plan (`plait.g
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
@@ -147,7 +148,10 @@ def fewest_gpus(limits: BatchLimits, memory_bytes: float) -> int | None:
     """The fewest GPUs of `memory_bytes` on which a plan of the job fits; None if it fits on no number of them."""
     if not limits.parameters:
         return 1
-    return next((k for k in range(1, limits.most_gpus + 1) if needed_bytes(limits, k) <= memory_bytes), None)
+    # More GPUs never need more of each, and a batch in tokens allows millions of them.
+    sizes = range(1, limits.most_gpus + 1)
+    at = bisect_left(sizes, True, key=lambda gpus: needed_bytes(limits, gpus) <= memory_bytes)
+    return sizes[at] if at < len(sizes) else None
 
 
 def shortage(limits: BatchLimits, gpus: int, memory_bytes: float) -> str | None:

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.core.goodput import ANY, PLANS, THETA, BatchLimits, Estimate, bytes_a_parameter
-from plait.goodput.execution_plans import PlanSpace, Speed, speed_of
+from plait.core.goodput import ANY, PLANS, THETA, BatchLimits, Estimate, bytes_a_parameter, state_bytes
+from plait.goodput.execution_plans import Speed, speed_of
 from plait.goodput.jobs import GoodputJobs
 from plait.goodput.throughput import efficiency, throughput
 
@@ -150,24 +150,20 @@ def ordered(
 
     `estimates` is the job's row of `Estimate`, NaN unknown; `memory_bytes` of each GPU. None if no plan fits.
     """
-    initial, most, least_local, most_local = np.array(
-        [[limits.initial], [limits.most], [limits.least_local], [limits.most_local]]
-    )
-    sqr, var = np.nan_to_num(estimates[[Estimate.SQR]], nan=0.0), np.nan_to_num(estimates[[Estimate.VAR]], nan=1.0)
-    values = {"parameters": limits.parameters, "example_bytes": limits.example_bytes, "zero_stage": limits.zero_stage}
-    space = PlanSpace.of(lambda name: np.array([values[name]]), memory_bytes)
-    theta = estimates[None, :THETA]
-    may = np.array([limits.accumulation])
-    job = GoodputJobs(theta, sqr, var, initial, most, least_local, most_local, may, space)
-    local, passes, _, stage = (int(column[0, 0]) for column in best_batch(job, [nodes], [gpus]))
+    sqr, var = np.nan_to_num(estimates[Estimate.SQR], nan=0.0), np.nan_to_num(estimates[Estimate.VAR], nan=1.0)
+    job = GoodputJobs.one(limits, estimates[:THETA], sqr, var, memory_bytes)
+    local, _, _, stage = (int(column[0, 0]) for column in best_batch(job, [nodes], [gpus]))
     if not local:
         return None
-    # A batch that may grow has to fit with accumulation too; a fixed one is accumulated now, or never on these GPUs.
-    whole, in_shards = bytes_a_parameter(stage, limits.accumulation and (passes > 0 or limits.most > limits.initial))
-    free = memory_bytes - limits.parameters * (whole + in_shards / gpus)
-    room = int(min(free / max(limits.example_bytes, 1), limits.most_local))
-    room = max(room, limits.least_local if limits.accumulation else limits.initial)
-    return replace(limits, zero_stage=stage, most_local=room)
+    # The job may choose each batch between the bounds: it accumulates only if the best batch has room with that too.
+    for accumulates in (limits.accumulation, False):
+        free = memory_bytes - state_bytes(limits.parameters, stage, gpus, accumulates)
+        room = int(min(free / max(limits.example_bytes, 1), limits.most_local))
+        if accumulates and room >= local:
+            return replace(limits, zero_stage=stage, most_local=room)
+    # One GPU alone would have to be allowed the whole batch; several take at most `room` each if the total is bounded.
+    largest = max(min(limits.most, room * gpus), limits.initial)
+    return replace(limits, zero_stage=stage, most=largest, most_local=max(room, limits.initial), accumulation=False)
 
 
 def _best_plan(jobs: GoodputJobs, nodes: IntArray, gpus: IntArray, artifact: bool, speed: Speed) -> BatchChoice:

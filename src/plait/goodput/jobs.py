@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
-from plait.core.goodput import LEAST_S, MOST_GAMMA, MOST_NOISE, MOST_S, THETA, Estimate
+from plait.core.goodput import LEAST_S, MOST_GAMMA, MOST_NOISE, MOST_S, THETA, BatchLimits, BoundNames, Estimate
 from plait.goodput.execution_plans import PlanSpace
 
 if TYPE_CHECKING:
@@ -98,6 +98,16 @@ class GoodputJobs:
         sqr, var = np.where(measured[:, None], noise, (0.0, 1.0)).T
         limits = (table.batch_size, table.max_batch_size, table.min_local_batch, table.max_local_batch)
         return cls(theta, sqr, var, *limits, table.accumulates != 0, PlanSpace.of(partial(getattr, table)))
+
+    @classmethod
+    def one(
+        cls, limits: BatchLimits, theta: npt.ArrayLike, sqr: float, var: float, memory_bytes: float = np.inf
+    ) -> GoodputJobs:
+        """A job with these bounds and this fit, `theta` (7,), on GPUs of so much memory."""
+        space = PlanSpace.of(lambda name: np.array([getattr(limits, name)]), memory_bytes)
+        values = (theta, sqr, var, *(getattr(limits, name) for name in BoundNames._fields))
+        columns: dict[str, Any] = {name: np.array([value]) for name, value in zip(COLUMNS, values, strict=True)}
+        return cls(**columns, plans=space)
 
     @classmethod
     def without_fit(cls, most: IntArray) -> GoodputJobs:

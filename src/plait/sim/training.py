@@ -274,8 +274,7 @@ class AdaptiveJobs:
         self.level[job] = min(int(np.searchsorted(self.training.ends[job], done, side="right")), self._last(job))
         self._see_noise(job)
         choice = best_batch_each(self.known[job], [nodes], [gpus])
-        limits = self.jobs[job].batch
-        if not choice.local[0] and limits is not None and (lacks := shortage(limits, gpus, memory_bytes)):
+        if not choice.local[0] and (own := self.jobs[job].batch) and (lacks := shortage(own, gpus, memory_bytes)):
             raise InputError(f"job {self.jobs.id[job]!r}: {lacks}")
         self.stage[job] = choice.stage[0]
         self._take(job, choice.local[0], choice.passes[0])

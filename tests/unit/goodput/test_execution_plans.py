@@ -9,13 +9,15 @@ from math import ceil
 import numpy as np
 import pytest
 
+from plait.control.controller import Controller
+from plait.control.messages import JobSubmitted, NodeJoined, ReplanDue
 from plait.core.arrays import FloatArray
 from plait.core.cluster import Cluster, Node
 from plait.core.errors import InputError
 from plait.core.goodput import ANY, ZERO_STAGES, BatchLimits, fewest_gpus, needed_bytes, state_bytes
 from plait.core.jobs import JobBatch, JobSpec
-from plait.goodput.batch import best_batch
-from plait.goodput.execution_plans import STEP_VOLUME, PlanSpace, plan_s, with_volume
+from plait.goodput.batch import best_batch, ordered
+from plait.goodput.execution_plans import STEP_VOLUME, plan_s, with_volume
 from plait.goodput.fit import fit
 from plait.goodput.jobs import GoodputJobs
 from plait.goodput.throughput import Measurements, grad_s, iteration_s, step_s
@@ -54,12 +56,7 @@ def test_one_gpu_exchanges_nothing_and_shards_exchange_what_zero_says() -> None:
 
 
 def of(limits: BatchLimits, memory_bytes: float, theta: FloatArray = THETA, noise: float = 0.0) -> GoodputJobs:
-    one = np.ones(1, dtype=np.int64)
-    space = PlanSpace(one * limits.parameters, one * limits.example_bytes, one * limits.zero_stage, memory_bytes * one)
-    bounds = (limits.initial, limits.most, limits.least_local, limits.most_local, limits.accumulation)
-    return GoodputJobs(
-        theta[None], one, noise * one, *(one * bound for bound in bounds[:4]), one > 1 - bounds[4], space
-    )
+    return GoodputJobs.one(limits, theta, 1.0, noise, memory_bytes)
 
 
 def reference(limits: BatchLimits, memory_bytes: float, nodes: int, gpus: int) -> float:
@@ -107,6 +104,23 @@ def test_the_best_plan_is_the_best_of_all_and_fits() -> None:
         assert fewest_gpus(limits, memory) == (fits[0] if fits else None)
     assert stages == {0, 2, 3}
     assert min(infeasible, accumulated) > 20
+    assert fewest_gpus(replace(LIMITS, initial=GB, most=GB, most_local=GB, example_bytes=99 * GB), 80e9) is None
+
+
+def test_every_batch_between_the_bounds_of_a_plan_fits() -> None:
+    rng, alone, lowered = np.random.default_rng(3), 0, 0
+    for _ in range(300):
+        asked = replace(limits := random_limits(rng), most=limits.initial * int(rng.choice([1, 4])))
+        gpus, memory = int(2 ** rng.integers(0, 4)), float(rng.uniform(4, 60)) * GB
+        own = ordered(asked, np.array([*THETA, 1.0, rng.uniform(0, 20), 1.0, 1.0]), -(-gpus // 8), gpus, memory)
+        if own is None:
+            continue
+        for passes, local in product(range(4 if own.accumulation else 1), range(1, own.most_local + 1)):
+            used = state_bytes(own.parameters, own.zero_stage, gpus, passes > 0) + local * own.example_bytes
+            assert used <= memory or gpus * (passes + 1) * (local - 1) >= own.most, "rounding up aside"
+        alone += asked.accumulation > own.accumulation
+        lowered += own.most < asked.most
+    assert min(alone, lowered) > 10
 
 
 def test_what_is_measured_under_stage_3_predicts_the_others() -> None:
@@ -159,6 +173,15 @@ def test_a_job_without_a_plan_that_fits_is_refused_with_bytes_and_what_would_fit
     jobs = JobBatch.of([small])
     with pytest.raises(InputError, match="job 'llm': 7,000,000,000 parameters need 34,250,000,000 bytes on each"):
         AdaptiveJobs(jobs, Training.shipped(jobs, 8)).start(0, 1, 8, 0.0, memory_bytes=24e9)
+
+
+def test_gpus_that_only_too_many_of_hold_a_plan_stop_no_other_job() -> None:
+    controller = Controller(make_policy("pollux"), cluster(*3 * [("gpu", 80)]))
+    jobs = [replace(JOB, batch=replace(LIMITS, zero_stage=2)), JobSpec(id="other", gpus=1, iterations=9.0)]
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of(jobs)))
+    controller.handle(NodeJoined(1.0, Node("late", 8, "gpu", gpu_memory_bytes=24 * GB)))
+    controller.handle(ReplanDue(1.0))
+    assert controller.running.jobs.tolist() == [1]
 
 
 def test_a_trace_gives_plans_and_the_simulated_time_is_that_of_the_best_plan() -> None:

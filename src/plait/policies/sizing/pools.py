@@ -388,15 +388,16 @@ class _Columns:
 def smallest(view: View) -> IntArray:
     """(jobs, kinds): minimum GPUs of a kind with which each job runs: where it has plans, those whose memory suffices.
 
-    More GPUs than there are, where no number of a kind does.
+    More GPUs than there are, where no number of a kind that it may have does.
     """
-    cluster, jobs = view.cluster, view.jobs
+    cluster, jobs, limit = view.cluster, view.jobs, view.jobs.max_gpus
     least = np.tile(jobs.min_gpus[:, None], len(cluster.kinds))
     for row in np.flatnonzero(jobs.parameters > 0).tolist():
         limits = jobs.limits(row)
         for kind, memory in enumerate(cluster.kind_gpu_memory_bytes.tolist()):
             fewest = fewest_gpus(limits, memory)
-            least[row, kind] = cluster.gpus + 1 if fewest is None else max(least[row, kind], fewest)
+            possible = fewest is not None and fewest <= max(limit[row], least[row, kind])
+            least[row, kind] = max(least[row, kind], fewest) if possible else cluster.gpus + 1
     return least
 
 

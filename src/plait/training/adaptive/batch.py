@@ -25,7 +25,6 @@ from plait.core.goodput import THETA, BatchLimits, BoundNames, Estimate, check_b
 
 if TYPE_CHECKING:
     from plait.goodput.fit import Measurements
-    from plait.goodput.jobs import GoodputJobs
     from plait.runtime.page import Page
     from plait.training.adaptive.plan import Plan
     from plait.training.adaptive.profile import Timings
@@ -254,9 +253,11 @@ def choose(
     if theta is None or noise is None or not noise.known:
         return fallback
     from plait.goodput.batch import best_batch, goodput
+    from plait.goodput.jobs import GoodputJobs
     from plait.goodput.models import throughput_model
 
-    jobs, speed = _job(limits, theta, noise), throughput_model(throughput)
+    # Of a plan only the stage counts here: the bounds are what its memory leaves.
+    jobs, speed = GoodputJobs.one(limits, theta, noise.sqr, noise.var), throughput_model(throughput)
     best = best_batch(jobs, [nodes], [gpus], speed=speed)
     found = int(best.local[0, 0]), int(best.passes[0, 0])
     if found[0] < 1:
@@ -265,21 +266,6 @@ def choose(
         return found
     now = float(goodput(jobs, nodes, gpus, *current, stage=max(limits.zero_stage, 0), speed=speed)[0])
     return found if float(best.goodput[0, 0]) > HYSTERESIS * now else current
-
-
-def _job(limits: BatchLimits, theta: Theta, noise: Noise) -> GoodputJobs:
-    import numpy as np
-
-    from plait.goodput.execution_plans import PlanSpace
-    from plait.goodput.jobs import GoodputJobs
-
-    # Of a plan only the stage counts here: `most_local` is what its memory leaves.
-    of_plan = {"parameters": limits.parameters, "example_bytes": 0, "zero_stage": limits.zero_stage}
-    space = PlanSpace.of(lambda name: np.array([of_plan[name]]))
-    column = [limits.initial], [limits.most], [limits.least_local], [limits.most_local], [limits.accumulation]
-    initial, most, least_local, most_local, accumulates = (np.array(values) for values in column)
-    fit, sqr, var = np.array([theta]).reshape(1, THETA), np.array([noise.sqr]), np.array([noise.var])
-    return GoodputJobs(fit, sqr, var, initial, most, least_local, most_local, accumulates, space)
 
 
 class BatchSchedule:
