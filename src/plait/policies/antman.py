@@ -282,8 +282,8 @@ class GuestWaitReasons(Mapping[int, str]):
                 "class guaranteed"
             )
         guests = counted(self._policy.max_per_gpu, "opportunistic job")
-        others = f"all but {there} are" if there else "every GPU is"
-        why = f"{needs} to share; {others} {self._policy.limit:.0%} busy, short of memory, or has {guests} already"
+        others, have = (f"all but {there} are", "have") if there else ("every GPU is", "has")
+        why = f"{needs} to share; {others} {self._policy.limit:.0%} busy, short of memory, or {have} {guests} already"
         gang = jobs.gpus[row] > 1 and len(self._view.cluster.nodes) > 1
         return f"{why}; a gang shares GPUs with guaranteed jobs on one node only" if gang else why
 
