@@ -134,9 +134,14 @@ def needed_bytes(limits: BatchLimits, gpus: int) -> float:
     if gpus > limits.most_gpus:
         return math.inf
     whole = max(-(-limits.initial // gpus), limits.least_local)
+    pieces = gpus * -(-limits.initial // (gpus * limits.least_local))
+    if pieces * (limits.least_local - 1) < limits.most:
+        part = limits.least_local
+    else:  # the total would be too large by more than rounding up: a pass less
+        part = -(-limits.initial // (pieces - gpus))
     needed = [math.inf]
     for stage, accumulates in PLANS:
-        local = limits.least_local if accumulates and limits.accumulation else whole
+        local = part if accumulates and limits.accumulation else whole
         if limits.zero_stage in (ANY, stage) and local <= limits.most_local:
             states = state_bytes(limits.parameters, stage, gpus, accumulates and limits.accumulation)
             needed.append(states + local * limits.example_bytes)

@@ -64,7 +64,8 @@ def reference(limits: BatchLimits, memory_bytes: float, nodes: int, gpus: int) -
     best = 0.0
     for stage, local in product(ZERO_STAGES, range(limits.least_local, limits.most_local + 1)):
         passes = ceil(limits.initial / (gpus * local)) - 1
-        if (passes and not limits.accumulation) or limits.zero_stage not in (ANY, stage):
+        too_large = gpus * (passes + 1) * (local - 1) >= limits.most  # by more than rounding up
+        if too_large or (passes and not limits.accumulation) or limits.zero_stage not in (ANY, stage):
             continue
         needed = state_bytes(limits.parameters, stage, gpus, passes > 0) + local * limits.example_bytes
         if needed <= memory_bytes:
@@ -73,9 +74,9 @@ def reference(limits: BatchLimits, memory_bytes: float, nodes: int, gpus: int) -
 
 
 def random_limits(rng: np.random.Generator) -> BatchLimits:
-    batch = int(2 ** rng.integers(3, 8))
+    batch, least = int(2 ** rng.integers(3, 8) + rng.integers(0, 2)), int(rng.choice([1, 1, 1, 5]))
     return BatchLimits(
-        initial=batch, most=batch, least_local=1, most_local=batch, accumulation=bool(rng.random() < 0.8),
+        initial=batch, most=batch, least_local=least, most_local=batch, accumulation=bool(rng.random() < 0.8),
         parameters=int(rng.uniform(0.5, 12) * GB), example_bytes=int(rng.uniform(0.1, 4) * GB),
         zero_stage=int(rng.choice([ANY, ANY, *ZERO_STAGES])),
     )  # fmt: skip
@@ -86,7 +87,7 @@ def test_the_best_plan_is_the_best_of_all_and_fits() -> None:
     stages, infeasible, accumulated = set(), 0, 0
     for _ in range(60):
         limits, memory = random_limits(rng), float(rng.choice([16, 40, 80])) * GB
-        gpus = 2 ** np.arange(0, int(np.log2(limits.initial)) + 1)
+        gpus = 2 ** np.arange(0, int(np.log2(limits.most_gpus)) + 1)
         best = best_batch(of(limits, memory), -(-gpus // 8), gpus)
         blind = best_batch(of(limits, memory, np.full(7, np.nan)), -(-gpus // 8), gpus)
         for i, k in enumerate(gpus.tolist()):
@@ -103,8 +104,11 @@ def test_the_best_plan_is_the_best_of_all_and_fits() -> None:
             assert own is None or not own.accumulation or most <= memory
             stages.add(int(best.stage[0, i]))
             accumulated += int(best.passes[0, i] > 0)
-        fits = [k for k in range(1, limits.initial + 1) if needed_bytes(limits, k) <= memory]
+        fits = [k for k in range(1, limits.most_gpus + 1) if needed_bytes(limits, k) <= memory]
         assert fewest_gpus(limits, memory) == (fits[0] if fits else None)
+    odd = replace(LIMITS, initial=33, most=33, least_local=5, parameters=GB, example_bytes=GB, zero_stage=0)
+    assert reference(odd, 22.9 * GB, 1, 5) == 0 < reference(odd, 23 * GB, 1, 5)  # two passes of 5 would be 50
+    assert needed_bytes(odd, 5) == 23 * GB
     assert stages == {0, 2, 3}
     assert min(infeasible, accumulated) > 20
     assert fewest_gpus(replace(LIMITS, initial=GB, most=GB, most_local=GB, example_bytes=99 * GB), 80e9) is None
