@@ -164,6 +164,9 @@ def shortage(limits: BatchLimits, gpus: int, memory_bytes: float) -> str | None:
     needed = needed_bytes(limits, gpus) if limits.parameters else 0.0
     if needed <= memory_bytes:
         return None
+    if needed == math.inf:
+        local = f"{limits.least_local} to {limits.most_local} examples on each"
+        return f"no plan divides a batch of {limits.initial} to {limits.most} over {gpus} GPUs with {local}"
     fewest = fewest_gpus(limits, memory_bytes)
     more = "no number of them does" if fewest is None else f"{fewest} of them do"
     return (

@@ -14,7 +14,7 @@ from plait.control.messages import JobSubmitted, NodeJoined, ReplanDue
 from plait.core.arrays import FloatArray
 from plait.core.cluster import Cluster, Node
 from plait.core.errors import InputError
-from plait.core.goodput import ANY, ZERO_STAGES, BatchLimits, fewest_gpus, needed_bytes, state_bytes
+from plait.core.goodput import ANY, ZERO_STAGES, BatchLimits, fewest_gpus, needed_bytes, shortage, state_bytes
 from plait.core.jobs import JobBatch, JobSpec
 from plait.goodput.batch import best_batch, ordered
 from plait.goodput.execution_plans import STEP_VOLUME, plan_s, with_volume
@@ -109,6 +109,7 @@ def test_the_best_plan_is_the_best_of_all_and_fits() -> None:
     odd = replace(LIMITS, initial=33, most=33, least_local=5, parameters=GB, example_bytes=GB, zero_stage=0)
     assert reference(odd, 22.9 * GB, 1, 5) == 0 < reference(odd, 23 * GB, 1, 5)  # two passes of 5 would be 50
     assert needed_bytes(odd, 5) == 23 * GB
+    assert shortage(odd, 7, 1e12) == "no plan divides a batch of 33 to 33 over 7 GPUs with 5 to 64 examples on each"
     assert stages == {0, 2, 3}
     assert min(infeasible, accumulated) > 20
     assert fewest_gpus(replace(LIMITS, initial=GB, most=GB, most_local=GB, example_bytes=99 * GB), 80e9) is None
