@@ -436,8 +436,8 @@ def parallelize(
     ZeRO stage 0 is `DistributedDataParallel` (with one rank, the model itself); stages 2 and 3 are `fully_shard` of
     each of `layers`, and then of the model, and stage 3 frees gathered parameters after the forward pass. The optimizer
     is made of the parameters of what is returned; checkpoints fit every stage and number of ranks. Without a plan of
-    the scheduler it is the first stage that fits into `memory_bytes` of each rank, by default its GPU's. Raises
-    `InputError` if none does.
+    the scheduler it is the first stage that fits into the least `memory_bytes` of a rank, by default its GPU's. Raises
+    `InputError`, on all ranks, if none does.
     """
     import numpy as np
 
@@ -449,6 +449,7 @@ def parallelize(
         if memory_bytes is None:
             memory_bytes = torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else math.inf
         unknown = np.full(len(Estimate), math.nan)
+        memory_bytes = min(found.gather(memory_bytes))
         chosen = ordered(limits, unknown, found.nodes, found.world_size, memory_bytes)
         if chosen is None:
             raise InputError(f"parallelize: {shortage(limits, found.world_size, memory_bytes)}")
