@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ sys.path.insert(0, str(SCRIPT.parent))
 from line_model import FIXED_BATCH, RATE, examples, new_model  # noqa: E402
 
 ROUND_S = 0.5
-LIMITS = BatchLimits(initial=32, most=512, least_local=8, most_local=128, accumulation=True)
+BATCH: dict[str, Any] = {"initial": 32, "most": 512, "least_local": 8, "most_local": 128, "accumulation": True}
+LIMITS = BatchLimits(**BATCH)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Paced:
             "iterations": self.iterations, "retries": 0, "env": {"PYTHONWARNINGS": "ignore"},
         }  # fmt: skip
         if self.adaptive:
-            job |= {"batch": asdict(LIMITS), "min_gpus": 1, "max_gpus": self.most_gpus}
+            job |= {"batch": BATCH, "min_gpus": 1, "max_gpus": self.most_gpus}
         return job
 
 

@@ -606,6 +606,13 @@ def test_logs_of_a_job_that_has_not_started_say_so(plait, fake):
     assert "j-3 has not started yet; plait explain j-3 says why" in answer.err
 
 
+def test_logs_of_a_job_that_is_starting_say_so(plait, fake):
+    fake.answers["GET", "/v1/jobs/j-3"] = {**JOB, "state": "starting", "attempts": [{"epoch": 1, "state": "running"}]}
+    answer = plait("logs", "j-3")
+    assert (answer.code, answer.out) == (0, "")
+    assert answer.err == "plait: j-3 is starting; plait logs -f j-3 shows its log as it comes\n"
+
+
 @pytest.mark.parametrize("follow", [(), ("-f",)])
 def test_logs_of_a_job_that_never_started_say_so(plait, fake, follow):
     fake.answers["GET", "/v1/jobs/j-3/logs"] = "event: end\ndata: {}\n\n"

@@ -427,6 +427,10 @@ def logs(
                 return
             if waits := _between_attempts(found):
                 note(f"{waits}; plait logs -f {job} shows its next attempt as it comes")
+            if found.state == "starting" and not _has_log(service, job, rank):
+                if not waits:
+                    note(f"{job} is starting; plait logs -f {job} shows its log as it comes")
+                return
         offset = 0
         if tail is not None:
             part = awaited(lambda: last_lines(service, job, rank, tail, attempt), patience)
@@ -453,6 +457,17 @@ def logs(
             return
         for text in _whole_log(service, job, rank, attempt):
             typer.echo(shown(text), nl=False, color=raw or None)
+
+
+def _has_log(service: Client, job: str, rank: int) -> bool:
+    """Whether a rank of a job that is starting has opened its log."""
+    from plait.live.client.transport import Refused
+
+    try:
+        service.logs(job, rank=rank, limit=1)
+    except Refused:
+        return False
+    return True
 
 
 def _whole_log(service: Client, job: str, rank: int, attempt: int | None) -> Iterator[str]:
