@@ -18,7 +18,9 @@ from plait.testing.cluster import Cluster
 
 pytestmark = pytest.mark.engines
 
-PLAIT = (sys.executable, "-c", "import sys; sys.argv[0] = 'plait'; from plait.cli import main; main()")
+#: Ctrl-C reaches it also where what started the tests ignores that signal, as `nohup` and background shells do.
+START = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv[0] = 'plait'; "
+PLAIT = (sys.executable, "-c", f"{START}from plait.cli import main; main()")
 #: Serves what Jupyter would: a page for those that have the token.
 LAB = """
 import http.server, json, os
