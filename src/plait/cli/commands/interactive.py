@@ -244,8 +244,9 @@ def shell(
         finally:
             if code == INTERRUPTED:
                 _leave(service, job)
-        with contextlib.suppress(PlaitError):  # it has ended already
-            RemoteConsole(service, job, ["sh", "-c", EXITED]).exchange()
+            else:
+                with contextlib.suppress(PlaitError):  # it has ended already
+                    RemoteConsole(service, job, ["sh", "-c", EXITED]).exchange()
     raise typer.Exit(code)
 
 
