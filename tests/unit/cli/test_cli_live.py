@@ -608,9 +608,11 @@ def test_logs_of_a_job_that_has_not_started_say_so(plait, fake):
 
 def test_logs_of_a_job_that_is_starting_say_so(plait, fake):
     fake.answers["GET", "/v1/jobs/j-3"] = {**JOB, "state": "starting", "attempts": [{"epoch": 1, "state": "running"}]}
-    answer = plait("logs", "j-3")
-    assert (answer.code, answer.out) == (0, "")
-    assert answer.err == "plait: j-3 is starting; plait logs -f j-3 shows its log as it comes\n"
+    fake.answers["GET", "/v1/jobs/j-3/logs"] = {"text": "", "offset": 0, "next": 0, "size": 0}
+    for tail in ((), ("--tail", 3)):
+        answer = plait("logs", "j-3", *tail)
+        assert (answer.code, answer.out) == (0, "")
+        assert answer.err == "plait: j-3 is starting: attempt 1; plait logs -f j-3 shows more as it comes\n"
 
 
 @pytest.mark.parametrize("follow", [(), ("-f",)])

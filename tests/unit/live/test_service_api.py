@@ -594,25 +594,25 @@ def test_logs_come_from_the_agent(service: Service) -> None:
     deadline = time.monotonic() + 20
     while not service.sync(wait_s=0.2)["attempts"]:
         assert time.monotonic() < deadline
-    running = Seen(0, 1, 0, RUNNING, pid=7)
-    service.sync(running)
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor() as pool:
-        asked = pool.submit(service.ask, "GET", "/v1/jobs/j-0/logs?offset=2&limit=5", "ann")
-        asks: list[dict[str, Any]] = []
-        while not asks:
-            assert time.monotonic() < deadline
-            asks = service.sync(running, wait_s=0.2)["ask"]
-        assert (asks[0]["job"], asks[0]["epoch"], asks[0]["rank"], asks[0]["offset"], asks[0]["limit"]) == (
-            0,
-            1,
-            0,
-            2,
-            5,
-        )
-        service.sync(running, replies=[Reply(asks[0]["id"], "llo", 2, 5, 12)])
-        assert asked.result().json() == {"text": "llo", "offset": 2, "next": 5, "size": 12, "epoch": 1, "rank": 0}
+    def answered(seen: list[Seen], *reply: Any, **more: str) -> Any:
+        service.sync(*seen)
+        with ThreadPoolExecutor() as pool:
+            asked = pool.submit(service.ask, "GET", "/v1/jobs/j-0/logs?offset=2&limit=5", "ann")
+            asks: list[dict[str, Any]] = []
+            while not asks:
+                assert time.monotonic() < deadline
+                asks = service.sync(*seen, wait_s=0.2)["ask"]
+            assert [asks[0][name] for name in ("job", "epoch", "rank", "offset", "limit")] == [0, 1, 0, 2, 5]
+            service.sync(*seen, replies=[Reply(asks[0]["id"], *reply, **more)])
+            return asked.result()
+
+    none = {"text": "", "offset": 2, "next": 2, "size": 0, "epoch": 1, "rank": 0}
+    assert answered([], error="no log in here").json() == none, "it has not begun to write"
+    running = [Seen(0, 1, 0, RUNNING, pid=7)]
+    assert answered(running, "llo", 2, 5, 12).json() == {**none, "text": "llo", "next": 5, "size": 12}
+    assert "node n0: no log in here" in answered(running, error="no log in here").json()["error"]["message"]
 
 
 def test_who_follows_a_log_hears_something_while_its_agent_is_silent(

@@ -426,11 +426,7 @@ def logs(
                 note(never)
                 return
             if waits := _between_attempts(found):
-                note(f"{waits}; plait logs -f {job} shows its next attempt as it comes")
-            if found.state == "starting" and not _has_log(service, job, rank):
-                if not waits:
-                    note(f"{job} is starting; plait logs -f {job} shows its log as it comes")
-                return
+                note(f"{waits}; plait logs -f {job} shows more as it comes")
         offset = 0
         if tail is not None:
             part = awaited(lambda: last_lines(service, job, rank, tail, attempt), patience)
@@ -457,17 +453,6 @@ def logs(
             return
         for text in _whole_log(service, job, rank, attempt):
             typer.echo(shown(text), nl=False, color=raw or None)
-
-
-def _has_log(service: Client, job: str, rank: int) -> bool:
-    """Whether a rank of a job that is starting has opened its log."""
-    from plait.live.client.transport import Refused
-
-    try:
-        service.logs(job, rank=rank, limit=1)
-    except Refused:
-        return False
-    return True
 
 
 def _whole_log(service: Client, job: str, rank: int, attempt: int | None) -> Iterator[str]:
@@ -548,7 +533,7 @@ def _between_attempts(found: WholeJob) -> str:
         return ""
     last = attempts[-1]
     if found.state == "starting" and last.state == "running":
-        return f"{found.id} is starting: attempt {last.epoch}" if len(attempts) > 1 else ""
+        return f"{found.id} is starting: attempt {last.epoch}"
     why = f" ({plain(last.reason)})" if last.reason and last.reason != last.state else ""
     return f"{found.id} waits to start again; this is attempt {last.epoch}, which is over: {last.state}{why}"
 

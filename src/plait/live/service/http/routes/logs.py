@@ -108,6 +108,8 @@ async def _part(api: Api, job: StoredJob, rank: int, offset: int, limit: int, ep
         raise LookupError(f"attempt {attempt.epoch} of job {job.row.id} has ranks 0 to {last}")
     node = attempt.ranks[rank].node
     reply = await _read(api, node, job.row.number, attempt.epoch, rank, offset, limit)
+    if reply.error and job.row.state == "starting" and attempt.epoch == max(tries):  # it has not begun to write
+        return LogPart(text="", offset=offset, next=offset, size=0, epoch=attempt.epoch, rank=rank)
     if reply.error:
         raise LookupError(f"node {node}: {reply.error}")
     following = reply.next or reply.offset + len(reply.text.encode())
