@@ -336,14 +336,13 @@ def runs_here(home: str | None, environ: Mapping[str, str]) -> bool:
     """Whether the service of this home folder and its nodes are on this machine."""
     from plait.live.client.client import read_service_file
     from plait.live.layout import Layout
-    from plait.live.supervisor.options import remembered
-    from plait.live.system.procs import boot_id
+    from plait.live.system.procs import boot_id, read_json
 
     if environ.get("PLAIT_URL"):
         return False
     layout = Layout.at(home)
-    record = read_service_file(layout) or {}
-    return record.get("boot") == boot_id() and remembered(layout).get("backend", "local") == "local"
+    record, options = read_service_file(layout) or {}, read_json(layout.options_file()) or {}
+    return record.get("boot") == boot_id() and options.get("backend", "local") == "local"
 
 
 def check_runnable(job: Mapping[str, Any], where: str) -> None:

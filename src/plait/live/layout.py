@@ -103,6 +103,10 @@ class Layout:
         """The store, unless it is PostgreSQL."""
         return self.home / "plait.db"
 
+    def options_file(self, name: str = FIRST) -> Path:
+        """The file of the options of a service; the first one's options are shared by all."""
+        return self.home / ("up.json" if name == FIRST else f"up-{name}.json")
+
     def node(self, node: str) -> Path:
         """The folder of an agent."""
         return self.home / "nodes" / node

@@ -16,7 +16,7 @@ from plait.live.agent.processes.launch import environment  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
 from plait.live.protocol.wire import GroupInfo, Run  # noqa: E402
 from plait.live.supervisor import down, up  # noqa: E402
-from plait.live.supervisor.options import options_file, remember, remembered  # noqa: E402
+from plait.live.supervisor.options import remember, remembered  # noqa: E402
 from plait.live.supervisor.services import start_service  # noqa: E402
 
 
@@ -45,11 +45,11 @@ def test_a_service_is_told_in_its_environment(layout: Layout, tmp_path: Path, mo
 
 
 def test_it_is_remembered_for_the_owner_alone(layout: Layout) -> None:
-    options_file(layout).write_text("{}")
-    options_file(layout).chmod(0o644)
+    layout.options_file().write_text("{}")
+    layout.options_file().chmod(0o644)
     for name in ("1", "2"):
         remember(layout, {"db": "postgresql://u:secret@h/d"}, name)
-        assert options_file(layout, name).stat().st_mode & 0o077 == 0
+        assert layout.options_file(name).stat().st_mode & 0o077 == 0
         assert remembered(layout, name) == {"db": "postgresql://u:secret@h/d"}
     assert remembered(layout, "3") == {}
 

@@ -120,10 +120,9 @@ def folders(home: str | None) -> Iterator[Finding]:
 def account(home: str | None = None) -> Finding:
     """The account that jobs run as, which is that of the service without --as-owner; a warning if it is root."""
     from plait.live.layout import Layout
-    from plait.live.supervisor.options import options_file
     from plait.live.system.procs import read_json
 
-    if (read_json(options_file(Layout.at(home))) or {}).get("as-owner"):
+    if (read_json(Layout.at(home).options_file()) or {}).get("as-owner"):
         return Finding("account", OK, "jobs run as the accounts of their users")
     if (number := os.geteuid()) != 0:
         name = str(number)

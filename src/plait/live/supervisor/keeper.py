@@ -15,7 +15,7 @@ from plait.core.options import option, parse
 from plait.live.backends.base import NodeBackend
 from plait.live.layout import Layout
 from plait.live.supervisor import daemon as keeping
-from plait.live.supervisor.options import options_file, remembered_backend
+from plait.live.supervisor.options import remembered_backend
 from plait.live.supervisor.services import answers, any_service_process, end, own_client, service_process
 from plait.live.supervisor.up import restart_service
 from plait.live.system.procs import Patience, Process, main_thread
@@ -115,7 +115,7 @@ def maintain_nodes(layout: Layout, backend: NodeBackend) -> list[str]:
 def main() -> None:
     """Keep the service and the nodes of one home running until a signal to end, or until its options are removed."""
     layout = Layout.at(parse(KeeperOptions, None, description=__doc__).home)
-    keep(layout, lambda: not options_file(layout).exists())  # also of a home that was emptied before this has begun
+    keep(layout, lambda: not layout.options_file().exists())  # also of a home that was emptied before this has begun
 
 
 if __name__ == "__main__":

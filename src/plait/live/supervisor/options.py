@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from plait.core.errors import InputError
@@ -20,11 +19,6 @@ from plait.live.system import procs
 
 #: Among the options, that `plait down` has ended the nodes; no name of an option looks like it.
 _DOWN = "--down"
-
-
-def options_file(layout: Layout, name: str = FIRST) -> Path:
-    """The file of the options of a service; the first one's options are shared by all."""
-    return layout.home / ("up.json" if name == FIRST else f"up-{name}.json")
 
 
 def pairs(words: Sequence[str]) -> dict[str, str]:
@@ -46,12 +40,12 @@ def pairs(words: Sequence[str]) -> dict[str, str]:
 
 def remember(layout: Layout, options: dict[str, Any], name: str = FIRST) -> None:
     """These are the options from now on; for the owner of the home alone, for a store may have a password."""
-    procs.write_json(options_file(layout, name), options)
+    procs.write_json(layout.options_file(name), options)
 
 
 def was_up(layout: Layout) -> bool:
     """Whether nodes of a `plait up` may exist: one was completed or killed, and no `plait down` came since."""
-    found = procs.read_json(options_file(layout))
+    found = procs.read_json(layout.options_file())
     return found is not None and _DOWN not in found
 
 
@@ -62,7 +56,7 @@ def remember_down(layout: Layout, options: dict[str, Any]) -> None:
 
 def remembered(layout: Layout, name: str = FIRST) -> dict[str, Any]:
     """The options of the last `plait up`, or what was given with the last `plait up --standby` of this name."""
-    found = procs.read_json(options_file(layout, name)) or {}
+    found = procs.read_json(layout.options_file(name)) or {}
     # The store knows the policy, also one set later.
     return {k: v for k, v in found.items() if k not in ("policy", "may-lose-work", _DOWN)}
 

@@ -27,7 +27,7 @@ from plait.live.notes import note
 from plait.live.protocol.leases import LEASE_SHARE, LOST_S, check_lease
 from plait.live.supervisor import daemon
 from plait.live.supervisor.down import stop
-from plait.live.supervisor.options import for_backend, options_file, remember, remember_down, remembered, was_up
+from plait.live.supervisor.options import for_backend, remember, remember_down, remembered, was_up
 from plait.live.supervisor.services import (
     IDLE_S,
     LOOK_S,
@@ -161,7 +161,7 @@ def _undo(layout: Layout, process: subprocess.Popen[bytes], before: dict[str, An
     if before:
         remember_down(layout, before)
     else:
-        options_file(layout).unlink(missing_ok=True)
+        layout.options_file().unlink(missing_ok=True)
 
 
 def restart_service(layout: Layout) -> None:

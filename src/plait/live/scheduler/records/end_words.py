@@ -6,7 +6,6 @@ import re
 import signal
 
 from plait.core.words import QUOTED
-from plait.live.protocol.wire import PREEMPTED
 
 #: Exit codes of what never ran: unknown, not executable, not found.
 NOT_STARTED = (None, 126, 127)
@@ -73,6 +72,8 @@ def _how(exit_code: int | None, started: bool) -> tuple[str, str]:
         except ValueError:
             name = f"signal {-exit_code}"
         return f"killed by {name}", f"was killed by {name}"
+    from plait.live.protocol.wire import PREEMPTED  # `plait ls` and `submit` do without messages of agents
+
     if exit_code == PREEMPTED:
         return "to be started again", f"asked to be started again (exit code {PREEMPTED})"
     return f"exit code {exit_code}", f"ended with exit code {exit_code}"
