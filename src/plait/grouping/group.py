@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -72,38 +72,57 @@ class Grouping:
         return max(0.0, 1.0 - self.total / self.bound) if self.bound > 0 else 0.0
 
 
+#: A group: its members, their turns, `iteration_s`, `efficiency` and `speedup` as in `Grouping`.
+Known: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], float, float, float]
+
+
 def assembled(
-    buckets: Sequence[Bucket], method: str, why: str, split: int, now: Sequence[int] | None = None
+    buckets: Sequence[Bucket],
+    method: str,
+    why: str,
+    split: int,
+    cache: GroupingCache,
+    now: Sequence[int] | None,
+    bounded: bool,
 ) -> Grouping:
     """Classes back to jobs, and what is known of each group; `now` as for `expand`, one entry a candidate."""
-    found: list[tuple[tuple[int, ...], tuple[int, ...], float, float, float]] = []
-    total, bound, kinds = 0.0, 0.0, []
+    found: list[Known] = []
+    total = 0.0
+    bounds = [bound_of(bucket) for bucket in buckets] if bounded else [(math.inf, "none")]
     for bucket in buckets:
-        worth = bucket.known.worth(bucket.nodes)
-        total += math.fsum(w.value for w in worth)
-        most, kind = bound_of(bucket)
-        bound += most
-        kinds.append(kind)
-        rows, of_job = bucket.jobs.tolist(), bucket.model.of_job.tolist()
-        for known, members in zip(worth, expand(bucket, now), strict=True):
-            positions = sorted(members)
-            turns, efficiency = bucket.known.arranged(tuple([of_job[position] for position in positions]))
-            group = tuple([rows[position] for position in positions])
-            found.append((group, turns, known.iteration_s, efficiency, known.speedup))
+        rows, seen = bucket.jobs.tolist(), {-1: -1}
+        # The numbers of present groups change from decision to decision; only who is together counts.
+        together = None if now is None else tuple([seen.setdefault(now[row], len(seen)) for row in rows])
+        order = None if bucket.rows is None else tuple(bucket.rows)
+        key = ("jobs", bucket.model, tuple(bucket.nodes), order, together)
+        value, groups = cache.remember(key, partial(_of_jobs, bucket, now))
+        total += value
+        found += [(tuple([rows[position] for position in one[0]]), *one[1:]) for one in groups]
     found.sort()
     return Grouping(
-        groups=tuple(f[0] for f in found),
-        turns=tuple(f[1] for f in found),
-        iteration_s=tuple(f[2] for f in found),
-        efficiency=tuple(f[3] for f in found),
-        speedup=tuple(f[4] for f in found),
+        groups=tuple([f[0] for f in found]),
+        turns=tuple([f[1] for f in found]),
+        iteration_s=tuple([f[2] for f in found]),
+        efficiency=tuple([f[3] for f in found]),
+        speedup=tuple([f[4] for f in found]),
         total=total,
-        bound=max(bound, total),
-        bound_kind="+".join(dict.fromkeys(kinds)),
+        bound=max(sum(most for most, _ in bounds), total),
+        bound_kind="+".join(dict.fromkeys(kind for _, kind in bounds)),
         method=method,
         why=why,
         split=split,
     )
+
+
+def _of_jobs(bucket: Bucket, now: Sequence[int] | None) -> tuple[float, list[Known]]:
+    """The objective over a bucket, and its groups as positions in place of rows."""
+    worth, of_job = bucket.known.worth(bucket.nodes), bucket.model.of_job.tolist()
+    found: list[Known] = []
+    for known, members in zip(worth, expand(bucket, now), strict=True):
+        positions = tuple(sorted(members))
+        turns, efficiency = bucket.known.arranged(tuple([of_job[position] for position in positions]))
+        found.append((positions, turns, known.iteration_s, efficiency, known.speedup))
+    return math.fsum(w.value for w in worth), found
 
 
 def expand(bucket: Bucket, now: Sequence[int] | None = None) -> list[tuple[int, ...]]:
@@ -217,6 +236,7 @@ def group(
     improve: bool | None = None,
     cache: GroupingCache | None = None,
     now: Sequence[int] | None = None,
+    bounded: bool = True,
 ) -> Grouping:
     """Group jobs of equal GPU count, at most `max_jobs` together (Muri, section 4 and Algorithm 1).
 
@@ -236,6 +256,7 @@ def group(
     improve         local search after the rounds; None: yes if the method is "auto"
     now             the group that each job is in at present, -1 for none: of equal jobs, present sharers stay together.
                     It changes who is in which group, and not how good the groups are
+    bounded         find the bound; else it is infinite
 
     The result depends on the jobs and their order of priority only: equal jobs are interchangeable, and of equal ones
     the one with the better priority joins the group that holds the best priority. Raises `InputError`.
@@ -261,7 +282,9 @@ def group(
     need = int(jobs.gpus.sum())
     if max_jobs == 1 or (gpus_available is not None and need <= gpus_available):
         fit = f"all jobs fit alone, {need} GPUs of {gpus_available}"
-        return assembled(buckets, "alone", "groups of one were requested" if max_jobs == 1 else fit, 0, now)
+        return assembled(
+            buckets, "alone", "groups of one were requested" if max_jobs == 1 else fit, 0, cache, now, bounded
+        )
     why = _choose(buckets, method)
     if method == "consecutive":
         consecutive(buckets, gpus_available)
@@ -273,7 +296,7 @@ def group(
     for bucket in buckets:
         _better(bucket, method == "auto" if improve is None else improve, cache)
     split = sum(apply_guard(bucket) for bucket in buckets)
-    return assembled(buckets, "+".join(sorted({b.method for b in buckets})), why, split, now)
+    return assembled(buckets, "+".join(sorted({b.method for b in buckets})), why, split, cache, now, bounded)
 
 
 def _choose(buckets: Sequence[Bucket], method: Method) -> str:
@@ -334,19 +357,26 @@ def checked(options: GroupingOptions, jobs: Candidates, method: str = "auto") ->
         raise InputError(f"memory_kept is a part of a peak from 0 to 1, got {options.memory_kept}")
 
 
+#: Jobs of a bucket up to which its classes are remembered: the same thousands of jobs rarely come again.
+MOST_REMEMBERED = 1000
+
+
 def buckets_of(jobs: Candidates, options: GroupingOptions, cache: GroupingCache) -> list[Bucket]:
     """`jobs` by GPU count, in order of first appearance, each bucket modelled under `options`."""
     buckets = []
     for gpus in dict.fromkeys(jobs.gpus.tolist()):
         rows = np.flatnonzero(jobs.gpus == gpus)
-        model = ClassedBucket.of(
-            options,
-            jobs.stage_s[rows],
-            jobs.iteration_s[rows],
-            None if jobs.memory_bytes is None else jobs.memory_bytes[rows],
-            None if jobs.shares is None else jobs.shares[rows],
-            None if jobs.costs is None else jobs.costs.some(rows),
-        )
+        stage_s, iteration_s = jobs.stage_s[rows], jobs.iteration_s[rows]
+        memory = None if jobs.memory_bytes is None else jobs.memory_bytes[rows]
+        shares = None if jobs.shares is None else jobs.shares[rows]
+        costs = None if jobs.costs is None else jobs.costs.some(rows)
+        make = partial(ClassedBucket.of, options, stage_s, iteration_s, memory, shares, costs)
+        if costs is None and len(rows) <= MOST_REMEMBERED:
+            columns = (stage_s, iteration_s, memory, shares)
+            key = ("classes", options, *(None if column is None else column.tobytes() for column in columns))
+            model = cache.remember(key, make)
+        else:
+            model = make()
         known = cache.remember(("known", model.key), partial(KnownWorth, model))
         buckets.append(Bucket(gpus, rows, model, known, model.nodes_of_jobs()))
     return buckets

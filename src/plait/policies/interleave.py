@@ -495,6 +495,7 @@ class Interleave:
             improve=self.improve,
             cache=self.cache,
             now=running_groups(view, rows).tolist() if self.sticky and (view.keeps.losses or view.keeps.any) else None,
+            bounded=False,
         )
         return _together(rows, found.groups, found.turns, found.speedup)
 
