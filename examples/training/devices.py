@@ -31,17 +31,14 @@ class Device:
         self._fd, self._pid, self._served_s = -1, 0, 0.0
         self._clock: mmap.mmap | None = None
 
-    def _open(self) -> mmap.mmap:
-        """The clock of this process: a forked child needs a lock of its own."""
+    def serve(self, size: int) -> float:
+        """Reserve the next free time for so many bytes; returns when they are served (monotonic seconds)."""
+        # The clock of this process: a forked child needs a lock of its own.
         if self._clock is None or self._pid != os.getpid():
             self._fd = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             os.ftruncate(self._fd, 8)
             self._clock, self._pid, self._served_s = mmap.mmap(self._fd, 8), os.getpid(), 0.0
-        return self._clock
-
-    def serve(self, size: int) -> float:
-        """Reserve the next free time for so many bytes; returns when they are served (monotonic seconds)."""
-        clock = self._open()
+        clock = self._clock
         now_s = time.monotonic()
         asked_s = self._served_s if 0 <= now_s - self._served_s < READY_S else now_s
         fcntl.flock(self._fd, fcntl.LOCK_EX)

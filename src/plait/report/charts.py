@@ -274,7 +274,10 @@ def write_chrome_trace(result: RunResult, path: str | Path) -> None:
 
 def _events(result: RunResult) -> Iterator[dict[str, Any]]:
     yield from _names(result)
-    yield from _queue(result)
+    t = result.timeline
+    waiting = Steps.of(t.wait_from_s, t.wait_to_s)
+    for at_s, jobs in zip(waiting.times_s.tolist(), waiting.values.tolist(), strict=True):
+        yield {"ph": "C", "pid": 0, "name": "waiting jobs", "ts": _us(at_s), "args": {"jobs": int(jobs)}}
     yield from _spans(result)
 
 
@@ -290,13 +293,6 @@ def _names(result: RunResult) -> Iterator[dict[str, Any]]:
             if len(result.timeline.group_guest):
                 name = {"name": f"GPU {gpu}, guests"}
                 yield {"ph": "M", "pid": n + 1, "tid": gpu + 1 + cluster.gpus, "name": "thread_name", "args": name}
-
-
-def _queue(result: RunResult) -> Iterator[dict[str, Any]]:
-    t = result.timeline
-    waiting = Steps.of(t.wait_from_s, t.wait_to_s)
-    for at_s, jobs in zip(waiting.times_s.tolist(), waiting.values.tolist(), strict=True):
-        yield {"ph": "C", "pid": 0, "name": "waiting jobs", "ts": _us(at_s), "args": {"jobs": int(jobs)}}
 
 
 def _spans(result: RunResult) -> Iterator[dict[str, Any]]:

@@ -143,7 +143,14 @@ def gantt(t: Timeline, names: Any, limit: int, origin: float, words: Mapping[str
     order = real[np.argsort(t.span_from_s[real], kind="stable")]
     shown = order[:limit]
     member = _member(t.span_group)
-    first, count, bar_of = _ranges(t, t.span_group[shown])
+    # Runs of neighbouring GPUs: (first GPU, GPUs, index into `groups`).
+    groups = t.span_group[shown]
+    lengths = t.group_first_gpu[groups + 1] - t.group_first_gpu[groups]
+    owner = np.repeat(np.arange(len(groups)), lengths)
+    offset = np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    gpus = t.group_gpus[np.repeat(t.group_first_gpu[groups], lengths) + offset].astype(np.int64)
+    starts = np.flatnonzero(np.append(True, (owner[1:] != owner[:-1]) | (gpus[1:] != gpus[:-1] + 1))[: len(gpus)])
+    first, count, bar_of = gpus[starts], np.diff(np.append(starts, len(gpus))), owner[starts]
     span = shown[bar_of]
     numbers_shown, local = np.unique(t.span_job[span], return_inverse=True)
     until = float(t.span_from_s[order[limit]]) - origin if len(order) > limit else None
@@ -186,16 +193,6 @@ def _member(group: IntArray) -> IntArray:
     out = np.empty(len(rows), dtype=np.int64)
     out[order] = np.arange(len(rows)) - begin
     return out
-
-
-def _ranges(t: Timeline, groups: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Runs of neighbouring GPUs: (first GPU, GPUs, index into `groups`)."""
-    lengths = t.group_first_gpu[groups + 1] - t.group_first_gpu[groups]
-    owner = np.repeat(np.arange(len(groups)), lengths)
-    offset = np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    gpus = t.group_gpus[np.repeat(t.group_first_gpu[groups], lengths) + offset].astype(np.int64)
-    starts = np.flatnonzero(np.append(True, (owner[1:] != owner[:-1]) | (gpus[1:] != gpus[:-1] + 1))[: len(gpus)])
-    return gpus[starts], np.diff(np.append(starts, len(gpus))), owner[starts]
 
 
 def numbers(values: FloatArray, digits: int) -> list[Any]:

@@ -83,14 +83,7 @@ def carried(source: str, line: int) -> list[tuple[str, int]]:
     except (SyntaxError, ValueError, RecursionError, SystemError):
         return []
     names: dict[str, int] = {}
-    for loop in _loops_around(tree, line):
-        body = _Body(loop)
-        names |= {name: body.stored[name] for name in body.carried - names.keys()}
-    return sorted(names.items(), key=lambda item: (item[1], item[0]))
-
-
-def _loops_around(tree: ast.AST, line: int) -> list[_Loop]:
-    """The loops of the innermost function that contain the line, the outermost first."""
+    # The loops of the innermost function that contain the line, the outermost first.
     found: list[_Loop] = []
     node: ast.AST | None = tree
     while node is not None:
@@ -99,7 +92,10 @@ def _loops_around(tree: ast.AST, line: int) -> list[_Loop]:
             found = []
         elif isinstance(node, _Loop):
             found.append(node)
-    return found
+    for loop in found:
+        body = _Body(loop)
+        names |= {name: body.stored[name] for name in body.carried - names.keys()}
+    return sorted(names.items(), key=lambda item: (item[1], item[0]))
 
 
 def _children(node: ast.AST) -> Iterator[Any]:

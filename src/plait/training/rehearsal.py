@@ -405,10 +405,19 @@ class Recorder:
         self._watch_losses()
         step, self._step = self._step, {}
         self.position += 1
+        # The learning rates of all optimizers that have stepped or are registered.
+        known = [value for value in self._job.kept.values.values() if hasattr(value, "param_groups")]
+        known += [one for one in self._optimizers if all(one is not other for other in known)]
         self._write(
             {"n": self.position}
             | step
-            | {"rates": self._rates(), "state": self._state(), "size": self._size()}
+            | {
+                "rates": [
+                    [float(group["lr"]) for group in optimizer.param_groups if "lr" in group] for optimizer in known
+                ],
+                "state": self._state(),
+                "size": self._size(),
+            }
             | {"after": script_variables()}
         )
         if self.position >= self._order.end_at:
@@ -428,12 +437,6 @@ class Recorder:
         if self._batches_since > PATIENCE:
             self.end("deaf")
             _exit(DEAF)
-
-    def _rates(self) -> list[Any]:
-        """The learning rates of all optimizers that have stepped or are registered."""
-        known = [value for value in self._job.kept.values.values() if hasattr(value, "param_groups")]
-        known += [one for one in self._optimizers if all(one is not other for other in known)]
-        return [[float(group["lr"]) for group in optimizer.param_groups if "lr" in group] for optimizer in known]
 
     def _state(self) -> dict[str, str]:
         """Digests of the registered state, and of the buffers that it leaves out."""

@@ -101,7 +101,14 @@ def wait_for_attempt() -> None:
     go, ready = map(int, os.environ.pop(SUCCESSOR).split())
     os.set_inheritable(go, False)
     os.set_inheritable(ready, False)
-    _load(Path(os.environ["PLAIT_JOB_DIR"]) / START_FILE)
+    # Import what the last attempt had imported; a module that cannot be is left to the script.
+    record = Path(os.environ["PLAIT_JOB_DIR"]) / START_FILE
+    for name in json.loads(record.read_bytes())["modules"]:
+        with contextlib.suppress(Exception, SystemExit):
+            importlib.import_module(name)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        raise RuntimeError("a module that the job imports uses the GPU at once")
     os.write(ready, b"1")
     os.close(ready)
     with open(go, "rb") as file:
@@ -110,13 +117,3 @@ def wait_for_attempt() -> None:
         os._exit(0)
     os.environ.update(json.loads(order)["env"])
     note_start()
-
-
-def _load(record: Path) -> None:
-    """Import what the last attempt had imported; a module that cannot be is left to the script."""
-    for name in json.loads(record.read_bytes())["modules"]:
-        with contextlib.suppress(Exception, SystemExit):
-            importlib.import_module(name)
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        raise RuntimeError("a module that the job imports uses the GPU at once")

@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 
-from plait.control.metrics import RunResult
 from plait.core.arrays import BoolArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch, JobClass
@@ -85,11 +84,7 @@ def run_case(case: Case, ended: Ended | None = None) -> Done:
     result = cases.run_case(one, ended=ended)
     high = guaranteed(jobs_of(case.workload))
     high = high[high] if case.classes == "guaranteed alone" else high
-    return Done(_figures(result, jobs, high), len(jobs), time.process_time() - begin)
-
-
-def _figures(result: RunResult, jobs: JobBatch, high: BoolArray) -> dict[str, float]:
-    """Figures of the run; by class as drawn, independent of the policy's view. Undefined figures are left out."""
+    # Figures of the run; by class as drawn, independent of the policy's view. Undefined figures are left out.
     summary, rows = result.summary, result.jobs
     found = {name: float(summary.get(name, math.nan)) for name in KEPT}
     stretch = rows["run_s"] / (jobs.iterations * jobs.iteration_s)
@@ -98,7 +93,9 @@ def _figures(result: RunResult, jobs: JobBatch, high: BoolArray) -> dict[str, fl
             found[f"avg_jct_{name}_s"] = float(rows["jct_s"][some].mean())
             found[f"avg_queue_{name}_s"] = float(rows["queue_s"][some].mean())
             found[f"stretch_{name}"] = float(stretch[some].mean())
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    return Done(
+        {name: value for name, value in found.items() if math.isfinite(value)}, len(jobs), time.process_time() - begin
+    )
 
 
 EVALUATION: Evaluation[Case, Done] = Evaluation(

@@ -43,7 +43,11 @@ class CodecSchemas:
             if isinstance(kind, typing.Hashable) and kind in self.codec.own:
                 raise TypeError(f"{kind} is written in a form of its own; give its schema in `own`")
         if isinstance(origin, type) and is_dataclass(origin):
-            return self._reference(origin)
+            name = origin.__name__
+            if name not in self.found:
+                self.found[name] = {}  # a type may be part of itself
+                self.found[name] = self._object(origin)
+            return {"$ref": self.prefix + name}
         if isinstance(origin, type) and issubclass(origin, Enum):
             return {"type": "string", "enum": [name.lower() for name in origin.__members__]}
         if origin in (typing.Union, types.UnionType):
@@ -65,13 +69,6 @@ class CodecSchemas:
         if isinstance(origin, type) and issubclass(origin, Sequence):
             return {"type": "array", "items": self.of(parts[0]) if parts else {}}
         return {}
-
-    def _reference(self, kind: type[Any]) -> Schema:
-        name = kind.__name__
-        if name not in self.found:
-            self.found[name] = {}  # a type may be part of itself
-            self.found[name] = self._object(kind)
-        return {"$ref": self.prefix + name}
 
     def _object(self, kind: type[Any]) -> Schema:
         hints = typing.get_type_hints(kind)

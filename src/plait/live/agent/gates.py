@@ -81,7 +81,15 @@ class Gates:
                 alone = _members(info) or (GroupMember(run.job, 0, run.world),)
                 return Group(self.folder / info.id, "none", info.version, alone).control(run.job, run.rank)
             group = self._made(info)
-            self._admit(group, info)
+            # Let the accounts of all members into the files of their group, and no other.
+            owners = {owner.uid for m in info.members if (owner := owner_of(self._layout.job(m.job))) is not None}
+            if owners:
+                open_to_all(self.folder.parent)
+                open_to_all(self.folder)
+            for uid in owners:
+                admit(group.folder, uid, 1)
+                admit(group.files, uid, 7, inherited=True)
+                admit(group.files / "page.bin", uid, 6)
             return group.control(run.job, run.rank)
         except (GroupError, OSError) as error:
             self._log("no gate", job=run.job, group=info.id, why=str(error))
@@ -94,17 +102,6 @@ class Gates:
             )
             (self.folder / info.id / self._mine).touch(mode=0o600)
         return group
-
-    def _admit(self, group: Group, info: GroupInfo) -> None:
-        """Let the accounts of all members into the files of their group, and no other."""
-        owners = {owner.uid for m in info.members if (owner := owner_of(self._layout.job(m.job))) is not None}
-        if owners:
-            open_to_all(self.folder.parent)
-            open_to_all(self.folder)
-        for uid in owners:
-            admit(group.folder, uid, 1)
-            admit(group.files, uid, 7, inherited=True)
-            admit(group.files / "page.bin", uid, 6)
 
     def clear(self, attempts: Iterable[LocalAttempt]) -> None:
         """Remove folders of groups without members here, unless another agent uses them."""

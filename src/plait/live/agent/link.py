@@ -229,7 +229,15 @@ class _Connection:
             raise Unreachable(_why(error)) from None
 
     def _send(self, report: Observed) -> Assignment:
-        link = self._open()
+        # The connection; a new one to the first address that can be connected to.
+        if self._http is None:
+            urls, self._token = self._address()
+            for url in urls:
+                with contextlib.suppress(*(() if url == urls[-1] else (OSError,))):
+                    self._http = self._connect(url)
+                    break
+            assert self._http is not None
+        link = self._http
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         link.request("POST", self._prefix + PATH, encode(report), headers)
         response = link.getresponse()
@@ -240,17 +248,6 @@ class _Connection:
             return decode(Assignment, data)
         except WireError as error:
             raise ValueError(f"the service's answer is no assignment: {error}") from None
-
-    def _open(self) -> http.client.HTTPConnection:
-        """The connection; a new one to the first address that can be connected to."""
-        if self._http is None:
-            urls, self._token = self._address()
-            for url in urls:
-                with contextlib.suppress(*(() if url == urls[-1] else (OSError,))):
-                    self._http = self._connect(url)
-                    break
-            assert self._http is not None
-        return self._http
 
     def _connect(self, url: str) -> http.client.HTTPConnection:
         parts = urlsplit(url)

@@ -237,20 +237,17 @@ class GpuWindow:
 
     def gpus(self, now_s: float, read: Sequence[GpuUsage]) -> list[GpuMean]:
         """Mean use of each GPU, from readings of the driver; `now_s`: monotonic seconds."""
-        self._sampled(now_s, [one.utilisation for one in read])
+        # Take a sample unless there has just been one.
+        values = [one.utilisation for one in read]
+        if not self._samples or now_s - self._samples[-1][0] >= GPU_SAMPLE_S:
+            self._samples.append((now_s, list(values)))
+        while len(self._samples) > 2 and now_s - self._samples[1][0] >= WINDOW_S:
+            self._samples.popleft()
         rows = [values for _, values in self._samples if len(values) == len(read)]
         return [
             GpuMean(sum(row[gpu] for row in rows) / len(rows), one.memory_bytes) if rows else GpuMean()
             for gpu, one in enumerate(read)
         ]
-
-    def _sampled(self, now_s: float, values: Sequence[float]) -> tuple[float, list[float]]:
-        """Take a sample unless there has just been one; the oldest one of the window."""
-        if not self._samples or now_s - self._samples[-1][0] >= GPU_SAMPLE_S:
-            self._samples.append((now_s, list(values)))
-        while len(self._samples) > 2 and now_s - self._samples[1][0] >= WINDOW_S:
-            self._samples.popleft()
-        return self._samples[0]
 
 
 def _sum(shares: Sequence[float | None]) -> float | None:

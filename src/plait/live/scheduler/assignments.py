@@ -99,7 +99,7 @@ def _run(ctx: Context, job: JobRecord, attempt: Attempt, index: int, rank: Rank)
         env=_threads(request)
         | dict(request.get("env") or {})
         | _batch_env(request, attempt)
-        | _container_env(request)
+        | ({CONTAINER_VARIABLE: request["container"]} if request.get("container") else {})
         | _servers_env(request, attempt),
         stop=attempt.stop is not None,
         grace_s=_grace_s(attempt, options.grace_s) if graceful else options.kill_grace_s,
@@ -134,10 +134,6 @@ def _group(ctx: Context, job: JobRecord, attempt: Attempt) -> GroupInfo:
 def _threads(request: Mapping[str, Any]) -> dict[str, str]:
     """As many threads of NumPy and PyTorch as a job without GPUs has cores."""
     return {"OMP_NUM_THREADS": str(max(int(request.get("cpus") or 1), 1))} if needs_no_gpu(request) else {}
-
-
-def _container_env(request: Mapping[str, Any]) -> dict[str, str]:
-    return {CONTAINER_VARIABLE: request["container"]} if request.get("container") else {}
 
 
 def _servers_env(request: Mapping[str, Any], attempt: Attempt) -> dict[str, str]:

@@ -125,18 +125,14 @@ def may_start(ctx: Context, first: int) -> bool:
     if controller is None or controller.job_store.count <= first:
         return False
     least = int(controller.job_store.columns["min_gpus"][first : controller.job_store.count].min())
-    return least <= _free_gpus(ctx)
-
-
-def _free_gpus(ctx: Context) -> int:
-    """GPUs of nodes that answer which no job holds or was given; guests are not counted."""
+    # GPUs of nodes that answer which no job holds or was given; guests are not counted.
     state = ctx.state
     held = {gpu for gpus in state.groups.by_gpus for gpu in gpus}
     for number in state.live:
         attempt = state.jobs[number].live
         held.update(attempt.gpus if attempt and not attempt.guest else ())
     there = (n.info.gpus for n in state.nodes.values() if n.state == "ready" and n.info)
-    return sum(there) - len(held)
+    return least <= (sum(there) - len(held))
 
 
 def decision_s(ctx: Context) -> float:

@@ -266,7 +266,11 @@ def _attempt_began(state: State, note: AttemptBegan) -> None:
     job.attempt = Attempt(job.number, job.epoch, tuple(note.gpus), ranks, note.at_s, note.port)
     group = state.groups.by_job.get(job.number)
     job.attempt.guest, job.attempt.device_bytes = group is not None and group.guest, job.device_bytes
-    job.attempt.networked = _networked(state, job)
+    # Whether the ranks of its attempt get grant files: where there are several, and a network.
+    assert job.attempt is not None
+    job.attempt.networked = (
+        state.network.declared is not None and len(job.attempt.ranks) > 1 and ina_of(job.request).mode != "off"
+    )
     job.attempt.limits = planned(state, job, note.gpus)
     job.attempt.merge = bool(job.request.get("merge")) and not job.unmerged
     if job.unmerged == ONCE:
@@ -289,12 +293,6 @@ def planned(state: State, job: JobRecord, gpus: Sequence[int]) -> BatchLimits | 
     cluster, row = controller.cluster, controller.job_store.columns["goodput"][job.number]
     nodes = cluster.gpu_node[np.array(gpus)]
     return ordered(limits, row, len(set(nodes.tolist())), len(gpus), float(cluster.node_gpu_memory_bytes[nodes].min()))
-
-
-def _networked(state: State, job: JobRecord) -> bool:
-    """Whether the ranks of its attempt get grant files: where there are several, and a network."""
-    assert job.attempt is not None
-    return state.network.declared is not None and len(job.attempt.ranks) > 1 and ina_of(job.request).mode != "off"
 
 
 def _stop_asked(state: State, note: StopAsked) -> None:

@@ -107,7 +107,18 @@ def _node_reported(ctx: Context, seen: Observed, address: str) -> NodeRecord:
         record.reached = max(record.reached, seen.reached)
     ctx.stale |= bool(ctx.unfenced)  # what an agent does not list, it does not run
     if fresh:
-        _end_untracked(ctx, record, seen)
+        # After a new agent took over `node`: end processes that its report `seen` does not list; they did not survive.
+        listed = {(s.job, s.epoch, s.rank) for s in seen.attempts}
+        for number in sorted(ctx.state.live):
+            attempt = ctx.state.jobs[number].live
+            for i, rank in enumerate(attempt.ranks if attempt else ()):
+                if not attempt or rank.node != record.id or rank.seen is None or rank.ended:
+                    continue
+                if rank.seen.state == STARTING:  # it waited for its GPUs and had no process: nothing is lost
+                    rank.seen = None
+                elif (number, attempt.epoch, i) not in listed:
+                    why = "the agent has lost track of it"
+                    ctx.record(RankEnded(ctx.now_s, number, attempt.epoch, i, None, why, started=True))
     return record
 
 
@@ -260,21 +271,6 @@ def _end_unlisted(ctx: Context, record: NodeRecord, seen: Observed) -> None:
             del record.stops[number, epoch, rank]
         elif version <= seen.reached and (number, epoch, rank) not in listed:
             ctx.record(RankEnded(ctx.now_s, number, epoch, rank, None, "it was not running", started=False))
-
-
-def _end_untracked(ctx: Context, node: NodeRecord, seen: Observed) -> None:
-    """After a new agent took over `node`: end processes that its report `seen` does not list; they did not survive."""
-    listed = {(s.job, s.epoch, s.rank) for s in seen.attempts}
-    for number in sorted(ctx.state.live):
-        attempt = ctx.state.jobs[number].live
-        for i, rank in enumerate(attempt.ranks if attempt else ()):
-            if not attempt or rank.node != node.id or rank.seen is None or rank.ended:
-                continue
-            if rank.seen.state == STARTING:  # it waited for its GPUs and had no process: nothing is lost
-                rank.seen = None
-            elif (number, attempt.epoch, i) not in listed:
-                why = "the agent has lost track of it"
-                ctx.record(RankEnded(ctx.now_s, number, attempt.epoch, i, None, why, started=True))
 
 
 # -- silence ------------------------------------------------------------------------------------------

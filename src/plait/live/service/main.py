@@ -49,15 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     from plait.live.service.serving import STAND_BY
 
     if code == STAND_BY:
-        _stand_by(options, list(sys.argv[1:] if argv is None else argv))
+        # Restart as a standby, replacing this process: no state of the leader is left.
+        words = list(sys.argv[1:] if argv is None else argv)
+        time.sleep(_BACK_S)
+        more = [] if options.standby else ["--standby", "--name", options.name]
+        os.execv(sys.executable, [sys.executable, "-m", "plait.live.service", *words, *more])
     return code
-
-
-def _stand_by(options: ServiceOptions, words: list[str]) -> None:
-    """Restart as a standby, replacing this process: no state of the leader is left."""
-    time.sleep(_BACK_S)
-    more = [] if options.standby else ["--standby", "--name", options.name]
-    os.execv(sys.executable, [sys.executable, "-m", "plait.live.service", *words, *more])
 
 
 def run(options: ServiceOptions) -> int:

@@ -568,22 +568,18 @@ def _place_of(channel: str) -> str:
     return f"notified {channel}"
 
 
-def _forget_absent(channels: Sequence[NotificationChannel], store: Store) -> None:
-    """Forget the places of channels that an earlier service had; one that comes back later is new."""
-    names, before = sorted(channel.name for channel in channels), json.loads(store.fact(_CHANNELS) or "[]")
-    for name in before:
-        if name not in names:
-            store.set_fact(_place_of(name), "null")
-    if names != before:
-        store.set_fact(_CHANNELS, json.dumps(names))
-
-
 def start_followers(
     channels: Sequence[NotificationChannel], store: Store, clock: Callable[[], float], give_up: GiveUp, ending: Ending
 ) -> list[threading.Thread]:
     """A running thread for each channel; they end with `ending`."""
     try:
-        _forget_absent(channels, store)
+        # Forget the places of channels that an earlier service had; one that comes back later is new.
+        names, before = sorted(channel.name for channel in channels), json.loads(store.fact(_CHANNELS) or "[]")
+        for name in before:
+            if name not in names:
+                store.set_fact(_place_of(name), "null")
+        if names != before:
+            store.set_fact(_CHANNELS, json.dumps(names))
     except StoreError as error:  # the disk is full; the next service tries it again
         _LOG.warning("channels that are gone are not forgotten", extra={"facts": {"why": str(error)}})
     threads = [

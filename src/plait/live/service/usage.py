@@ -149,7 +149,14 @@ class JobSeries:
                 if math.isfinite(last := column.pop()):
                     self._open.setdefault(name, _Open()).add(last, weight, peak=SERIES[name].peak)
         for name, column in self._columns.items():
-            self._columns[name] = _pairs(column, peak=SERIES[name].peak)
+            # One value for every two of an even number, as far as known.
+            peak = SERIES[name].peak
+            values = np.frombuffer(column, np.float32).reshape(-1, 2)
+            first, second = values[:, 0], values[:, 1]
+            with np.errstate(invalid="ignore"):
+                both = np.maximum(first, second) if peak else (first + second) / 2
+            merged = np.where(np.isnan(first), second, np.where(np.isnan(second), first, both))
+            self._columns[name] = array("f", merged.astype(np.float32).tobytes())
         self._length //= 2
         self.interval_s *= 2
 
@@ -177,16 +184,6 @@ class JobSeries:
             raise ValueError(f"columns of {sorted(lengths)} points")
         found._length = max(lengths, default=0)
         return found
-
-
-def _pairs(column: array[float], *, peak: bool) -> array[float]:
-    """One value for every two of an even number, as far as known."""
-    values = np.frombuffer(column, np.float32).reshape(-1, 2)
-    first, second = values[:, 0], values[:, 1]
-    with np.errstate(invalid="ignore"):
-        both = np.maximum(first, second) if peak else (first + second) / 2
-    merged = np.where(np.isnan(first), second, np.where(np.isnan(second), first, both))
-    return array("f", merged.astype(np.float32).tobytes())
 
 
 # Where usage is stored: a small file a job, and one an hour of how long held GPUs were idle, and measured.

@@ -105,7 +105,19 @@ def read_sacct(path: Pathish, *, time_zone: str | None = None, rules: Rules = RU
     layout = _layout(source)
     reader = _Reader(builder, zone, latest_s(source, lambda row: _stamps(row, zone, RUN), **layout))
     builder.read_rows(reader.add, **layout)
-    for kept in _whole(_named(reader.jobs()), builder):
+    # The jobs, with the components of heterogeneous ones, which Slurm starts together, made one job each.
+    jobs = _named(reader.jobs())
+    found: dict[str, dict[str, Any]] = {}
+    for job in jobs:
+        name, plus, component = job["job_id"].partition("+")
+        if not (plus and component.isdecimal()):
+            found[job["job_id"]] = job
+        elif name not in found:
+            found[name] = job | {"job_id": name}
+        else:
+            builder.drop("component")
+            _join(found[name], job)
+    for kept in found.values():
         builder.keep(kept.pop("line"), **kept)
     if time_zone is None and reader.backward:
         source.note(
@@ -209,7 +221,12 @@ class _Reader:
             return {}, "negative"
         limit_s = _limit_s(row)
         if end_s is None and limit_s is not None and seconds > limit_s + OVER_LIMIT_S:
-            self._note_runaway(name, seconds, limit_s)
+            hours, limit = (f"{value / 3600:.4g}" for value in (seconds, limit_s))
+            self.builder.source.note(
+                f"job {name} has no end after {hours} h, with a time limit of {limit} h, and is left out: a runaway "
+                "job, whose end Slurm lost (sacctmgr show runawayjobs)",
+                key="runaway",
+            )
             return {}, "runaway"
         return {
             "job_id": name,
@@ -227,14 +244,6 @@ class _Reader:
             **({} if limit_s is None else {"x_time_limit_s": limit_s}),
             **{column: text for column, name in _TEXTS.items() if (text := row.maybe_text(name))},
         }, None
-
-    def _note_runaway(self, name: str, seconds: float, limit_s: float) -> None:
-        hours, limit = (f"{value / 3600:.4g}" for value in (seconds, limit_s))
-        self.builder.source.note(
-            f"job {name} has no end after {hours} h, with a time limit of {limit} h, and is left out: a runaway job, "
-            "whose end Slurm lost (sacctmgr show runawayjobs)",
-            key="runaway",
-        )
 
 
 def _named(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -256,21 +265,6 @@ def _named(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if attempts > 1:
             job["attempts"] = attempts
     return jobs
-
-
-def _whole(jobs: list[dict[str, Any]], builder: TableBuilder) -> list[dict[str, Any]]:
-    """The jobs, with the components of heterogeneous ones, which Slurm starts together, made one job each."""
-    found: dict[str, dict[str, Any]] = {}
-    for job in jobs:
-        name, plus, component = job["job_id"].partition("+")
-        if not (plus and component.isdecimal()):
-            found[job["job_id"]] = job
-        elif name not in found:
-            found[name] = job | {"job_id": name}
-        else:
-            builder.drop("component")
-            _join(found[name], job)
-    return list(found.values())
 
 
 def _join(job: dict[str, Any], component: Mapping[str, Any]) -> None:

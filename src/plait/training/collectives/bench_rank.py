@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from plait.core.errors import InputError
 from plait.runtime.network.grant import VARIABLE
-from plait.training.collectives.ina_hook import InaState, ina
+from plait.training.collectives.ina_hook import ina
 
 #: Rounds before the first one that counts.
 WARM_UP = 2
@@ -49,7 +49,11 @@ def main(given: dict[str, Any]) -> dict[str, Any]:
         if at >= WARM_UP:
             found = {"network_s": network_s, "network_cpu_s": network_cpu_s, "gloo_s": gloo_s, "gloo_cpu_s": gloo_cpu_s}
             rounds.append(found | {f"part_{name}": value for name, value in parts.items()})
-    result = _result(state, rounds, difference)
+    report = state.report()
+    if not report.aggregated:
+        raise InputError(f"no bucket went through the switch: {dict(report.fallback)}")
+    counts = {name: getattr(report, name) for name in ("aggregated", "sent", "resent", "results", "timeouts")}
+    result = {"rounds": rounds, "difference": difference, "counts": counts, "fallback": dict(report.fallback)}
     state.close()
     dist.destroy_process_group()
     return result
@@ -61,14 +65,6 @@ def _timed(work: Any) -> tuple[float, float]:
     begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
-
-
-def _result(state: InaState, rounds: list[dict[str, float]], difference: float) -> dict[str, Any]:
-    report = state.report()
-    if not report.aggregated:
-        raise InputError(f"no bucket went through the switch: {dict(report.fallback)}")
-    counts = {name: getattr(report, name) for name in ("aggregated", "sent", "resent", "results", "timeouts")}
-    return {"rounds": rounds, "difference": difference, "counts": counts, "fallback": dict(report.fallback)}
 
 
 if __name__ == "__main__":

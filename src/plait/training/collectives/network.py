@@ -49,7 +49,12 @@ class Buckets:
         self.playing = False
         self._arrived: dict[int, int] = {}
         self._watching: list[Any] = []
-        if _rebuilds(model):
+        # True if DDP will rebuild its buckets after the first pass, in a way that can be replayed.
+        special = ["find_unused_parameters", "static_graph", "mixed_precision", "_has_rebuilt_buckets"]
+        special += ["_delay_all_reduce_all_params", "_use_python_reducer"]
+        known = callable(getattr(getattr(model, "reducer", None), "_autograd_hook", None))
+        known = known and callable(getattr(model, "_build_params_for_reducer", None))
+        if known and not any(getattr(model, name, None) for name in special):
             count = itertools.count()
             for index, one in enumerate(_parameters(model)):
                 hooked: Any = one  # untyped in torch
@@ -117,15 +122,6 @@ class _Arrivals(torch.autograd.Function):
         return gradients[0], None, None
 
 
-def _rebuilds(model: Any) -> bool:
-    """True if DDP will rebuild its buckets after the first pass, in a way that can be replayed."""
-    special = ["find_unused_parameters", "static_graph", "mixed_precision", "_has_rebuilt_buckets"]
-    special += ["_delay_all_reduce_all_params", "_use_python_reducer"]
-    known = callable(getattr(getattr(model, "reducer", None), "_autograd_hook", None))
-    known = known and callable(getattr(model, "_build_params_for_reducer", None))
-    return known and not any(getattr(model, name, None) for name in special)
-
-
 def _parameters(model: Any) -> list[torch.nn.Parameter]:
     """The parameters that DDP reduces, in its numbering."""
     found: list[torch.nn.Parameter] = model._build_params_for_reducer()[0]
@@ -159,19 +155,16 @@ class NetworkStage:
         if bucket.is_last():
             self.layout.sent()
         if self._kept or self._job.stages.gate.kind == "barrier":
-            return self._keep(state, bucket)
+            # Send this bucket with the last one of the pass.
+            promised = _promise(bucket.buffer())
+            self._kept.append((bucket, promised))
+            if bucket.is_last():
+                kept, self._kept = self._kept, []
+                self._job.stages.sleep(GPU)
+                for held, future in kept:
+                    self._send(state, held).then(lambda done, future=future: _pass_on(done, future))
+            return promised
         return self._send(state, bucket)
-
-    def _keep(self, state: Any, bucket: Any) -> Any:
-        """Send this bucket with the last one of the pass."""
-        promised = _promise(bucket.buffer())
-        self._kept.append((bucket, promised))
-        if bucket.is_last():
-            kept, self._kept = self._kept, []
-            self._job.stages.sleep(GPU)
-            for held, future in kept:
-                self._send(state, held).then(lambda done, future=future: _pass_on(done, future))
-        return promised
 
     def _send(self, state: Any, bucket: Any) -> Any:
         with self._lock:
@@ -179,7 +172,11 @@ class NetworkStage:
             self._flying += 1
             self._last_sent = bucket.is_last()
         if first:
-            self._begin()
+            stages = self._job.stages
+            gate = self._gate = stages.gate
+            if gate.kind != "none":
+                self._job.gate_thread.call(lambda: _enter(gate, stages.lease_s(NETWORK)))
+            stages.enter(NETWORK, gated=False)
         future = self._inner(state, bucket)
         if bucket.is_last() and threading.get_ident() == self._job.compute.thread:
             self._job.stages.sleep(GPU)
@@ -191,21 +188,11 @@ class NetworkStage:
             self._flying -= 1
             over = self._flying == 0 and self._last_sent
         if over:
-            self._end()
+            gate, self._gate = self._gate, None
+            self._job.stages.leave(NETWORK)
+            if gate is not None and gate.kind != "none":
+                self._job.gate_thread.post(lambda: gate.leave(NETWORK))
         return value[0] if isinstance(value, list) else value
-
-    def _begin(self) -> None:
-        stages = self._job.stages
-        gate = self._gate = stages.gate
-        if gate.kind != "none":
-            self._job.gate_thread.call(lambda: _enter(gate, stages.lease_s(NETWORK)))
-        stages.enter(NETWORK, gated=False)
-
-    def _end(self) -> None:
-        gate, self._gate = self._gate, None
-        self._job.stages.leave(NETWORK)
-        if gate is not None and gate.kind != "none":
-            self._job.gate_thread.post(lambda: gate.leave(NETWORK))
 
     def _all_reduce(self, state: Any, bucket: Any) -> Any:
         """The mean over all ranks, as DDP computes it without a hook: scaled first (by the inverse), then summed."""
@@ -277,7 +264,9 @@ def register(job: Rank, model: Any, inner: Hook | None) -> NetworkStage:
 
     Without one, gradients are aggregated where the scheduler has named a grant.
     """
-    slot = _slot_of(model)
+    # The hook that plait gave a model when it was made, where the scheduler has named a grant; else None.
+    module = sys.modules.get("plait.training.collectives.ina_hook")
+    slot = module.slot_of(model) if module is not None else None
     if slot is not None and inner is not None:
         slot.leave(OWN_HOOK)
     stage = NetworkStage(job, model, inner if slot is None or inner is not None else slot.inner)
@@ -291,12 +280,6 @@ def register(job: Rank, model: Any, inner: Hook | None) -> NetworkStage:
         hook.__annotations__.clear()  # DDP accepts only its own annotations, or none
         model.register_comm_hook(None, hook)
     return stage
-
-
-def _slot_of(model: Any) -> Any:
-    """The hook that plait gave a model when it was made, where the scheduler has named a grant; else None."""
-    module = sys.modules.get("plait.training.collectives.ina_hook")
-    return module.slot_of(model) if module is not None else None
 
 
 def alike(model: Any) -> bool:

@@ -319,20 +319,17 @@ class LoaderNames:
         It replaces one that the same line has wrapped and to which the script no longer refers. `values`: the
         registered values by name.
         """
-        line = _calling_line(sys._getframe(1))
+        # The line of the script that runs now.
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and str(frame.f_globals.get("__name__")).startswith(_OWN):
+            frame = frame.f_back
+        line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
         for name, wrapped_by in self._lines.items():
             if wrapped_by == line and name in values and _dropped(values, name):
                 return name
         name = free("loader")
         self._lines[name] = line
         return name
-
-
-def _calling_line(frame: FrameType | None) -> tuple[str, int]:
-    """The line of the script that runs now."""
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith(_OWN):
-        frame = frame.f_back
-    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def _dropped(values: dict[str, Any], name: str) -> bool:

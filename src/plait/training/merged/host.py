@@ -57,7 +57,11 @@ class MergedProcess:
         self._over, self._wake = os.pipe()
 
     def run(self) -> None:
-        _import_what_all_need()
+        # Import libraries whose random streams are routed, before several threads import them at the same time.
+        for name in ("numpy", "torch"):
+            if importlib.util.find_spec(name) is not None:
+                with contextlib.suppress(ImportError):
+                    __import__(name)
         with JobThreads(self._ended, self._last_words) as threads:
             for member, script in zip(self.members, self.scripts, strict=True):
                 threads.start(member, lambda member=member, script=script: self._play(member, script))  # type: ignore[misc]
@@ -145,14 +149,6 @@ def _open(descriptor: int) -> io.TextIOWrapper:
     os.set_inheritable(descriptor, False)
     raw: Any = io.FileIO(descriptor, "w")
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
-
-
-def _import_what_all_need() -> None:
-    """Import libraries whose random streams are routed, before several threads import them at the same time."""
-    for name in ("numpy", "torch"):
-        if importlib.util.find_spec(name) is not None:
-            with contextlib.suppress(ImportError):
-                __import__(name)
 
 
 def main() -> None:

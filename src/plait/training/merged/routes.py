@@ -379,7 +379,10 @@ class Streams:
     def __init__(self, routes: ThreadRoutes) -> None:
         """Route the streams of libraries that are imported now, until `routes` is closed."""
         self.torch: TorchStreams | None = None
-        self._route_python(routes)
+        plain: Any = random._inst
+        for name in dir(random):
+            if getattr(getattr(random, name), "__self__", None) is plain:
+                routes.replace(random, name, _by_member(plain, name, "python"))
         if "numpy" in sys.modules:
             self._route_numpy(routes)
         torch = sys.modules.get("torch")
@@ -401,12 +404,6 @@ class Streams:
     def close(self) -> None:
         if self.torch is not None:
             self.torch.own(None)
-
-    def _route_python(self, routes: ThreadRoutes) -> None:
-        plain: Any = random._inst
-        for name in dir(random):
-            if getattr(getattr(random, name), "__self__", None) is plain:
-                routes.replace(random, name, _by_member(plain, name, "python"))
 
     def _route_numpy(self, routes: ThreadRoutes) -> None:
         owner: Any = sys.modules["numpy"].random

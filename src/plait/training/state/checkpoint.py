@@ -84,7 +84,17 @@ class Staging:
             return self._tensor(state.detach(), path, torch, waiting)
         if isinstance(state, dict):
             made = {key: self._copy(value, (*path, key), torch, waiting) for key, value in state.items()}
-            return _like(state, made)
+            # `made` as a dictionary of the type of `state`, with the versions that modules attach to their state.
+            if type(state) is dict:
+                return made
+            if not isinstance(state, OrderedDict):
+                kind = copy.copy(state)  # a defaultdict, for example, has attributes beside its items
+                kind.update(made)
+                return kind
+            ordered = OrderedDict(made)
+            if hasattr(state, "_metadata"):
+                ordered._metadata = state._metadata  # type: ignore[attr-defined]
+            return ordered
         if isinstance(state, PLAIN) or (type(state) is tuple and all(isinstance(item, PLAIN) for item in state)):
             return state
         if type(state) in (list, tuple):
@@ -164,20 +174,17 @@ class Checkpointer:
         for commit in self.commits.choose(rank=self.rank, world_size=self.world_size):
             try:
                 self.commits.verify(commit, self.rank)
-                return commit, self._states(commit)
+                states: dict[str, Any] = {}
+                for rank in (0, self.rank):
+                    if (path := _file_of(commit.path, rank)) is not None:
+                        own = _load(path)
+                        states = states | own | {"states": states.get("states", {}) | own["states"]}
+                return commit, states
             except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
                 if self.world_size > 1:  # other ranks may have read theirs
                     raise PlaitError(f"{commit.path}: this checkpoint cannot be read: {error}") from error
                 warnings.warn(f"plait: {commit.path} cannot be read, trying an older one: {error}", stacklevel=2)
         return None
-
-    def _states(self, commit: Commit) -> dict[str, Any]:
-        states: dict[str, Any] = {}
-        for rank in (0, self.rank):
-            if (path := _file_of(commit.path, rank)) is not None:
-                own = _load(path)
-                states = states | own | {"states": states.get("states", {}) | own["states"]}
-        return states
 
     def _write(self, handle: CheckpointHandle, state: dict[str, Any]) -> None:
         making: Path | None = None
@@ -218,20 +225,6 @@ class Checkpointer:
                 if time.monotonic() > end_s:
                     raise PlaitError(f"rank {rank} has not written its part within {GATHER_S:.0f} s")
                 time.sleep(0.01)
-
-
-def _like(given: dict[Any, Any], made: dict[Any, Any]) -> dict[Any, Any]:
-    """`made` as a dictionary of the type of `given`, with the versions that modules attach to their state."""
-    if type(given) is dict:
-        return made
-    if not isinstance(given, OrderedDict):
-        kind = copy.copy(given)  # a defaultdict, for example, has attributes beside its items
-        kind.update(made)
-        return kind
-    ordered = OrderedDict(made)
-    if hasattr(given, "_metadata"):
-        ordered._metadata = given._metadata  # type: ignore[attr-defined]
-    return ordered
 
 
 def _torch() -> Any:

@@ -76,7 +76,14 @@ def _ways(name: str, value: Any) -> tuple[Callable[[], Any], Callable[[Any], Non
     """Functions that take the state of a value and restore it; None if it cannot be restored in place."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if isinstance(value, (MutableMapping, list)):
-        _refuse_stateful(name, value)
+        # Refuse a model inside a dict: restoring would replace it by an object that the loop does not use.
+        items = value.items() if isinstance(value, MutableMapping) else enumerate(value)
+        for key, item in items:
+            if callable(getattr(item, "load_state_dict", None)):
+                raise InputError(
+                    f"register_state({name}=...): {name}[{key!r}] is a {type(item).__name__}, which has state of its "
+                    "own; register it by itself: attach(model=model)"
+                )
     if isinstance(value, (MutableMapping, set)):
         return lambda: copy.copy(value), lambda state: _refill(value, value.update, state)
     if isinstance(value, (list, deque)):
@@ -91,17 +98,6 @@ def _ways(name: str, value: Any) -> tuple[Callable[[], Any], Callable[[Any], Non
         tensor = value.detach()  # the same memory
         return lambda: tensor, lambda state: _fill(tensor, state)
     return None if isinstance(value, _NEVER) else _attributes(value)
-
-
-def _refuse_stateful(name: str, value: Any) -> None:
-    """Refuse a model inside a dict: restoring would replace it by an object that the loop does not use."""
-    items = value.items() if isinstance(value, MutableMapping) else enumerate(value)
-    for key, item in items:
-        if callable(getattr(item, "load_state_dict", None)):
-            raise InputError(
-                f"register_state({name}=...): {name}[{key!r}] is a {type(item).__name__}, which has state of its own; "
-                "register it by itself: attach(model=model)"
-            )
 
 
 def _attributes(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | None:

@@ -138,7 +138,15 @@ class _World:
         self.first_start_s, self.end_s = np.full(n, np.nan), np.full(n, np.nan)
         self.starts = np.zeros(n, dtype=np.int64)
         self.samples: list[tuple[float, int, float]] = []
-        self.next_arrival = _one_event(trace.submit_s)
+        # For each job that opens an arrival event, the job after the last one of it; times within 1e-9 are one event.
+        submit_s = trace.submit_s
+        after = [0] * len(submit_s)
+        first = 0
+        for job, at_s in enumerate(submit_s.tolist()):
+            if not same(at_s, float(submit_s[first]), 1e-9, 0.0):
+                first = job
+            after[first] = job + 1
+        self.next_arrival = after
 
     def run(self, ended: Callable[[int], None] | None) -> ArtifactRun:
         """Event after event, until all jobs have ended."""
@@ -246,14 +254,3 @@ class _World:
         if self.at_start:
             charged = s.running & (started | (s.where != where) | (s.mates != mates).any(axis=1))
         self.debt_s[charged] = s.charge_s[charged]
-
-
-def _one_event(submit_s: FloatArray) -> list[int]:
-    """For each job that opens an arrival event, the job after the last one of it; times within 1e-9 are one event."""
-    after = [0] * len(submit_s)
-    first = 0
-    for job, at_s in enumerate(submit_s.tolist()):
-        if not same(at_s, float(submit_s[first]), 1e-9, 0.0):
-            first = job
-        after[first] = job + 1
-    return after

@@ -44,21 +44,14 @@ def inside(
             "agent; install one and start the agent again (plait down; plait up), or submit without --container"
         )
     if Path(found).name in ("apptainer", "singularity"):
-        return _apptainer(found, image, argv, folders, readable, workdir, gpus)
+        # Apptainer passes the environment on by itself, except for search paths, and needs no word about the user.
+        at = Path(workdir, image)
+        known = "://" in image or at.exists()
+        name = (str(at) if at.exists() else image) if known else f"docker://{image}"
+        binds = [f"{path}:{path}" for path in folders] + [f"{path}:{path}:ro" for path in readable]
+        words = [found, "exec", *(word for bind in binds for word in ("--bind", bind)), "--pwd", workdir]
+        return [*words, *(["--nv"] if gpus else []), name, *argv]
     return _oci(found, image, argv, env, folders, readable, workdir, gpus, ids, memory_bytes)
-
-
-def _apptainer(
-    found: str, image: str, argv: Sequence[str], folders: Sequence[Path], readable: Sequence[Path], workdir: str,
-    gpus: bool,
-) -> list[str]:  # fmt: skip
-    """Apptainer passes the environment on by itself, except for search paths, and needs no word about the user."""
-    at = Path(workdir, image)
-    known = "://" in image or at.exists()
-    name = (str(at) if at.exists() else image) if known else f"docker://{image}"
-    binds = [f"{path}:{path}" for path in folders] + [f"{path}:{path}:ro" for path in readable]
-    words = [found, "exec", *(word for bind in binds for word in ("--bind", bind)), "--pwd", workdir]
-    return [*words, *(["--nv"] if gpus else []), name, *argv]
 
 
 def _oci(

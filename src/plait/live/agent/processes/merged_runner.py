@@ -188,7 +188,14 @@ class HostRunner(Runner):
         """Stop all members, and kill the process after that."""
         for index, member in enumerate(self.members):
             if member.ended is None and not member.stopping:
-                _ask_by_page(member.task.folder)
+                # Request a job's stop in the place of its agent, which may be dead.
+                folder = member.task.folder
+                with contextlib.suppress(OSError):
+                    fd = os.open(os.path.join(folder, "page.bin"), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                    try:
+                        os.pwrite(fd, struct.pack("<q", 1), _STOP_AT)
+                    finally:
+                        os.close(fd)
                 self._say(stop=index)
                 member.kill_at = time.monotonic() + grace_s
 
@@ -325,16 +332,6 @@ class HostRunner(Runner):
         member.written = True
         record = {"exit_code": code, "reason": reason, "seconds": procs.boot_s() - self._started}
         write_exit(member.task.folder, record | ({"merged": merged} if merged else {}))
-
-
-def _ask_by_page(folder: str) -> None:
-    """Request a job's stop in the place of its agent, which may be dead."""
-    with contextlib.suppress(OSError):
-        fd = os.open(os.path.join(folder, "page.bin"), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            os.pwrite(fd, struct.pack("<q", 1), _STOP_AT)
-        finally:
-            os.close(fd)
 
 
 def _page_says_stop(folder: str) -> bool:

@@ -158,10 +158,13 @@ class _Play:
         each_s = columns["iteration_s"][running]
         with np.errstate(invalid="ignore", divide="ignore"):
             more = np.nan_to_num(passed_s / each_s)
+        groups = self.small.running
+        sizes = np.diff(groups.first_gpu)
+        found: IntArray = sizes[self.small.job_store.columns["running_group"][running]]
         self.small.handle(
             ProgressReported(
                 at_s, running, columns["iterations_done"][running] + more,
-                columns["attained_gpu_s"][running] + passed_s * self._gpus(running),
+                columns["attained_gpu_s"][running] + passed_s * found,
                 columns["run_s"][running] + passed_s, np.full(len(running), math.nan),  # nobody measured a pace
             )
         )  # fmt: skip
@@ -173,12 +176,6 @@ class _Play:
             self.ends += len(ended)
         self.now_s = at_s
         self._decide()
-
-    def _gpus(self, running: IntArray) -> IntArray:
-        groups = self.small.running
-        sizes = np.diff(groups.first_gpu)
-        found: IntArray = sizes[self.small.job_store.columns["running_group"][running]]
-        return found
 
     def _decide(self) -> None:
         self.wake_s = math.inf

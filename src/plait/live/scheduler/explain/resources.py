@@ -85,7 +85,12 @@ def _job_usage(ctx: Context, job: JobRecord, attempt: Attempt, holders: Counter[
         values["gpu_memory_bytes"] = memory
     lead = attempt.lead
     if lead is not None and lead.step_s:
-        values |= _of_iterations(lead)
+        assert lead.step_s
+        since_s = lead.held_s - lead.last_step_s if lead.last_step_s is not None else 0.0
+        out = {"iterations_s": 0.0 if since_s > STALLED * lead.step_s + STALLED_S else 1 / lead.step_s}
+        if lead.stage_s is not None and len(lead.stage_s) == len(Resource):
+            out |= {f"stage_{one.name.lower()}_s": lead.stage_s[one] for one in Resource}
+        values |= out
         values |= _of_batch(ctx, job, attempt, lead)
     exchanged = [one.exchange.aggregated_bytes + one.exchange.fallback_bytes for one in seen if one.exchange]
     return JobUsage(
@@ -126,15 +131,6 @@ def _gpu_memory(ctx: Context, seen: Sequence[Seen], places: Sequence[GpuPlace]) 
         elif place.gpu < len(usage.gpus):
             found.append(usage.gpus[place.gpu].memory_bytes)
     return sum(found) if found else None
-
-
-def _of_iterations(lead: Seen) -> dict[str, float]:
-    assert lead.step_s
-    since_s = lead.held_s - lead.last_step_s if lead.last_step_s is not None else 0.0
-    out = {"iterations_s": 0.0 if since_s > STALLED * lead.step_s + STALLED_S else 1 / lead.step_s}
-    if lead.stage_s is not None and len(lead.stage_s) == len(Resource):
-        out |= {f"stage_{one.name.lower()}_s": lead.stage_s[one] for one in Resource}
-    return out
 
 
 def _of_batch(ctx: Context, job: JobRecord, attempt: Attempt, lead: Seen) -> dict[str, float]:

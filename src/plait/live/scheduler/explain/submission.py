@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from msgspec import structs
@@ -65,7 +64,9 @@ def what_if(
     # A new job stands before other jobs of the same place in its own order: probes run by growing place.
     sorted_rows = np.argsort(before, kind="stable")
     gpus = np.array([min(v.spec.min_gpus, v.spec.gpus) for v in variants], dtype=np.int64)
-    mask = _masks(copy, variants)
+    cluster = copy.controller.cluster
+    named = np.array([cluster.kind_mask(v.spec.gpu_kinds) for v in variants], dtype=np.int64)
+    mask = kind_masks(named, np.array([v.spec.gpu_memory_bytes for v in variants]), cluster)
     probes = before[sorted_rows], gpus[sorted_rows], mask[sorted_rows]
     starts_s = np.empty((len(left_s), len(variants)))
     starts_s[:, sorted_rows] = played(queue, left_s, probes)[2]
@@ -121,12 +122,6 @@ def _variants(copy: QueueCopy, spec: JobSpec) -> list[RequestVariant]:
                     )
                 )
     return out
-
-
-def _masks(copy: QueueCopy, variants: Sequence[RequestVariant]) -> Any:
-    cluster = copy.controller.cluster
-    named = np.array([cluster.kind_mask(v.spec.gpu_kinds) for v in variants], dtype=np.int64)
-    return kind_masks(named, np.array([v.spec.gpu_memory_bytes for v in variants]), cluster)
 
 
 def _durations(history: History, spec: JobSpec, who: Who, draws: int) -> tuple[FloatArray, str]:

@@ -17,7 +17,8 @@ def follow(ctx: Context) -> None:
     the expected nodes have joined. A node serves until it is lost, drained or leaves. A switch that starts has empty
     memory, so one that restarted was lost in between.
     """
-    for switch in _aggregating(ctx):
+    network = network_of(ctx)
+    for switch in [] if network is None else [one for one in network.switches if one.aggregators]:
         serving = ctx.state.network.serving.get(switch.id)
         record = None if serving is None else ctx.state.nodes.get(serving.node)
         if serving is None or record is None or not _may_serve(record):
@@ -46,11 +47,6 @@ def network_of(ctx: Context) -> Network | None:
     """The present network of the cluster."""
     controller = ctx.state.controller
     return None if controller is None or ctx.state.network.declared is None else controller.cluster.network
-
-
-def _aggregating(ctx: Context) -> list[Switch]:
-    network = network_of(ctx)
-    return [] if network is None else [one for one in network.switches if one.aggregators]
 
 
 def _up(ctx: Context, switch: Switch) -> bool:

@@ -46,7 +46,10 @@ def take_in(
     for i, request in enumerate(requests):
         if not request.get("command"):
             raise InputError("command is empty; give the program and its arguments")
-        _check_channels(ctx, request)
+        for name in channels_of(request):
+            if name not in (known := ctx.options.channels):
+                hint = suggest(name, known) if known else "this cluster has none: plait up --notify FILE"
+                raise InputError(f"notify is {name[:80]!r}, and there is no such channel; {hint}")
         check_time(ctx, project_of(request), request.get("time_limit_s"))
         limited = ctx.state.with_time_limit(request)
         check_size(ctx, ctx.spec(first + i, limited, owner, project_of(request), now_s), limited)
@@ -80,13 +83,6 @@ def _whole_nodes(ctx: Context, request: Mapping[str, Any]) -> dict[str, Any]:
     (size,) = sizes
     count = request.get("nodes") or math.ceil(int(request.get("gpus") or 1) / size)
     return {**{key: value for key, value in request.items() if key != "nodes"}, "gpus": count * size}
-
-
-def _check_channels(ctx: Context, request: Mapping[str, Any]) -> None:
-    for name in channels_of(request):
-        if name not in (known := ctx.options.channels):
-            hint = suggest(name, known) if known else "this cluster has none: plait up --notify FILE"
-            raise InputError(f"notify is {name[:80]!r}, and there is no such channel; {hint}")
 
 
 def check_time(ctx: Context, project: str, limit_s: float | None) -> None:
