@@ -17,19 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.live.layout import Layout, make_private
-from plait.live.protocol.wire import (
-    VERSION,
-    Ask,
-    Assignment,
-    GroupInfo,
-    Mate,
-    Observed,
-    Reply,
-    Run,
-    Seen,
-    from_json,
-    to_json,
-)
+from plait.live.protocol import wire
 from plait.live.system import procs
 
 DEADLINE_S = 20.0
@@ -52,15 +40,15 @@ class Service:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.term, self.version, self.lease_s = 1, 1, 600.0
-        self.runs: dict[tuple[int, int, int], Run] = {}
+        self.runs: dict[tuple[int, int, int], wire.Run] = {}
         self.kept: set[tuple[int, int, int]] = set()
-        self.asks: list[Ask] = []
-        self.told: list[Observed] = []
-        self.replies: dict[int, Reply] = {}
+        self.asks: list[wire.Ask] = []
+        self.told: list[wire.Observed] = []
+        self.replies: dict[int, wire.Reply] = {}
         self.quiet = False
-        self.override: Callable[[Observed], Assignment] | None = None
+        self.override: Callable[[wire.Observed], wire.Assignment] | None = None
         #: The newest version it understands; it refuses others as a service of that version does.
-        self.speaks = VERSION
+        self.speaks = wire.VERSION
         self.heard: list[int] = []
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.server.daemon_threads = True
@@ -77,7 +65,7 @@ class Service:
         self.server.server_close()
         self.thread.join()
 
-    def want(self, *runs: Run, drop: tuple[tuple[int, int, int], ...] = ()) -> None:
+    def want(self, *runs: wire.Run, drop: tuple[tuple[int, int, int], ...] = ()) -> None:
         """Add or change what should run; `drop` what should not any more."""
         with self.changed:
             for run in runs:
@@ -87,14 +75,14 @@ class Service:
             self.version += 1
             self.changed.notify_all()
 
-    def ask(self, job: int, *, epoch: int = 1, rank: int = 0, offset: int = 0, limit: int = 65536) -> Reply:
+    def ask(self, job: int, *, epoch: int = 1, rank: int = 0, offset: int = 0, limit: int = 65536) -> wire.Reply:
         number = len(self.replies) + len(self.asks) + 1
         with self.changed:
-            self.asks.append(Ask(number, job, epoch, rank, offset, limit))
+            self.asks.append(wire.Ask(number, job, epoch, rank, offset, limit))
             self.changed.notify_all()
         return until(lambda: self.replies.get(number), f"reply {number}")
 
-    def seen(self, job: int, *, epoch: int = 1, rank: int = 0) -> Seen | None:
+    def seen(self, job: int, *, epoch: int = 1, rank: int = 0) -> wire.Seen | None:
         """The newest that was told of a process; its end is the last of it, though older words may come later.
 
         An agent has two questions open at a time, and the one that it asked first may arrive second.
@@ -103,14 +91,14 @@ class Service:
         found = [a for told in self.told for a in told.attempts if (a.job, a.epoch, a.rank) == key]
         return next((a for a in found if a.state == "ended"), found[-1] if found else None)
 
-    def wait(self, job: int, state: str, *, epoch: int = 1, rank: int = 0) -> Seen:
-        def there() -> Seen | None:
+    def wait(self, job: int, state: str, *, epoch: int = 1, rank: int = 0) -> wire.Seen:
+        def there() -> wire.Seen | None:
             seen = self.seen(job, epoch=epoch, rank=rank)
             return seen if seen is not None and seen.state == state else None
 
         return until(there, f"job {job} attempt {epoch} rank {rank} to be {state}")
 
-    def answer(self, told: Observed) -> Assignment:
+    def answer(self, told: wire.Observed) -> wire.Assignment:
         with self.changed:
             self.told.append(told)
             for reply in told.replies:
@@ -124,7 +112,9 @@ class Service:
                 return self.override(told)
             self.changed.wait_for(lambda: self.version > told.reached or self.asks or self.quiet, told.wait_s)
             kept = [list(key) for key in self.kept]
-            return Assignment(self.term, self.version, self.lease_s, list(self.runs.values()), kept, list(self.asks))
+            return wire.Assignment(
+                self.term, self.version, self.lease_s, list(self.runs.values()), kept, list(self.asks)
+            )
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         service = self
@@ -138,9 +128,13 @@ class Service:
                 good = self.path == "/agent/v1/sync" and self.headers["Authorization"] == f"Bearer {TOKEN}"
                 service.heard.append(body["v"])
                 known = body["v"] == service.speaks
-                answer = service.answer(from_json(Observed, body)) if good and known and not service.quiet else None
+                answer = (
+                    service.answer(wire.from_json(wire.Observed, body))
+                    if good and known and not service.quiet
+                    else None
+                )
                 why = "no" if known else f"Observed has version {body['v']}; this plait speaks version {service.speaks}"
-                data = json.dumps(to_json(answer) if answer else {"error": {"message": why}}).encode()
+                data = json.dumps(wire.to_json(answer) if answer else {"error": {"message": why}}).encode()
                 with contextlib.suppress(OSError):
                     self.send_response(200 if answer else 503 if known else 422)
                     self.send_header("Content-Length", str(len(data)))
@@ -179,12 +173,12 @@ class World:
         self.agent = None
         return code
 
-    def run(self, job: int, *argv: str, **more: Any) -> Run:
-        alone = GroupInfo(f"g{job}", members=[Mate(job, 0)])
+    def run(self, job: int, *argv: str, **more: Any) -> wire.Run:
+        alone = wire.GroupInfo(f"g{job}", members=[wire.Mate(job, 0)])
         values: dict[str, Any] = {"epoch": 1, "rank": 0, "world": 1, "gpus": [0], "grace_s": 30.0, "group": alone}
-        return Run(job=job, argv=list(argv), **(values | more))
+        return wire.Run(job=job, argv=list(argv), **(values | more))
 
-    def python(self, job: int, code: str, **more: Any) -> Run:
+    def python(self, job: int, code: str, **more: Any) -> wire.Run:
         return self.run(job, sys.executable, "-S", "-c", code, **more)
 
     def folder(self, job: int, *, epoch: int = 1, rank: int = 0) -> Path:
@@ -241,5 +235,5 @@ class World:
             shutil.rmtree(self.layout.gates.parent, ignore_errors=True)
 
 
-def group(name: str, *jobs: int, gate: str = "none", version: int = 1) -> GroupInfo:
-    return GroupInfo(name, gate, members=[Mate(job, turn) for turn, job in enumerate(jobs)], version=version)
+def group(name: str, *jobs: int, gate: str = "none", version: int = 1) -> wire.GroupInfo:
+    return wire.GroupInfo(name, gate, members=[wire.Mate(job, turn) for turn, job in enumerate(jobs)], version=version)

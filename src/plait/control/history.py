@@ -23,28 +23,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from plait.control import messages
 from plait.control.controller import Controller
 from plait.control.drive import ENDS, STARTS, STOPS, Block
-from plait.control.messages import (
-    Adjust,
-    Command,
-    Event,
-    JobCancelled,
-    JobFailed,
-    JobFinished,
-    JobSubmitted,
-    Launch,
-    LaunchFailed,
-    NetworkReported,
-    NodeJoined,
-    NodeLost,
-    Refuse,
-    ReplanDue,
-    Stop,
-    SwitchJoined,
-    SwitchLost,
-    UsageReported,
-)
 from plait.control.plan_check.check import guest_flags
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
@@ -74,10 +55,10 @@ class SpanEnd(IntEnum):
 
 
 _ENDINGS: Mapping[type, int] = {
-    JobFinished: int(SpanEnd.FINISHED),
-    JobFailed: int(SpanEnd.FAILED),
-    JobCancelled: int(SpanEnd.CANCELLED),
-    LaunchFailed: int(SpanEnd.LAUNCH_FAILED),
+    messages.JobFinished: int(SpanEnd.FINISHED),
+    messages.JobFailed: int(SpanEnd.FAILED),
+    messages.JobCancelled: int(SpanEnd.CANCELLED),
+    messages.LaunchFailed: int(SpanEnd.LAUNCH_FAILED),
 }
 _STOPS = (SpanEnd.STOPPED, SpanEnd.KILLED)
 _START, _FINISHED = int(SpanEnd.CHANGED), int(SpanEnd.FINISHED)  # a start ends the span before it by a change
@@ -205,27 +186,27 @@ class History:
         self.events = 0
         self.last_s = -math.inf
 
-    def __call__(self, event: Event, commands: Sequence[Command]) -> None:
+    def __call__(self, event: messages.Event, commands: Sequence[messages.Command]) -> None:
         self.events += 1
         at_s = self.last_s = event.at_s
-        if isinstance(event, (JobFinished, JobFailed, JobCancelled, LaunchFailed)):
+        if isinstance(event, (messages.JobFinished, messages.JobFailed, messages.JobCancelled, messages.LaunchFailed)):
             self._codes.append(_ENDINGS[type(event)])
             self._jobs.append(event.jobs)
             self._at.append(at_s)
-            if isinstance(event, JobFinished):
+            if isinstance(event, messages.JobFinished):
                 self._ends.append(event.end_s)
-        elif isinstance(event, UsageReported):
+        elif isinstance(event, messages.UsageReported):
             spill = event.spill_bytes * self._controller.job_store.columns["gpus"][event.jobs]  # each of its GPUs
             self._spill.append((at_s, float(np.nansum(spill))))
-        elif isinstance(event, NetworkReported):
+        elif isinstance(event, messages.NetworkReported):
             sums = float(np.nansum(event.aggregated)), float(np.nansum(event.fallback_share))
             self._exchanges.append((at_s, float(len(event.jobs)), *sums))
-        elif isinstance(event, NodeLost):
+        elif isinstance(event, messages.NodeLost):
             self._node_changes.append((at_s, self._controller.cluster.index(event.node), False))
-        elif isinstance(event, NodeJoined):
+        elif isinstance(event, messages.NodeJoined):
             self._node_changes.append((at_s, self._controller.cluster.index(event.node.id), True))
-        elif isinstance(event, (SwitchLost, SwitchJoined)):
-            self._switch_changes.append((at_s, event.switch, isinstance(event, SwitchJoined)))
+        elif isinstance(event, (messages.SwitchLost, messages.SwitchJoined)):
+            self._switch_changes.append((at_s, event.switch, isinstance(event, messages.SwitchJoined)))
         for command in commands:
             self._note(command, type(event), at_s)
         controller = self._controller
@@ -257,8 +238,8 @@ class History:
             }
         )
 
-    def _note(self, command: Command, cause: type, at_s: float) -> None:
-        if isinstance(command, (Launch, Adjust)):
+    def _note(self, command: messages.Command, cause: type, at_s: float) -> None:
+        if isinstance(command, (messages.Launch, messages.Adjust)):
             groups = command.groups
             self._codes.append(_START)
             self._jobs.append(groups.jobs)
@@ -266,12 +247,12 @@ class History:
             self._done.append(self._controller.job_store.columns["iterations_done"].take(groups.jobs))
             self._groups.append(groups)
             self._group_at.append(at_s)
-        elif isinstance(command, Stop):
-            killed = cause is ReplanDue and not command.checkpoint
-            self._codes.append(int(SpanEnd.NODE_LOST if cause is NodeLost else _STOPS[killed]))
+        elif isinstance(command, messages.Stop):
+            killed = cause is messages.ReplanDue and not command.checkpoint
+            self._codes.append(int(SpanEnd.NODE_LOST if cause is messages.NodeLost else _STOPS[killed]))
             self._jobs.append(command.jobs)
             self._at.append(at_s)
-        elif isinstance(command, Refuse) and cause is JobSubmitted:
+        elif isinstance(command, messages.Refuse) and cause is messages.JobSubmitted:
             self._refused.append(command.jobs)
 
     def _pack(self) -> None:

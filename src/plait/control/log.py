@@ -17,16 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from plait.control.messages import (
-    Command,
-    Event,
-    from_json,
-    network_from_json,
-    network_to_json,
-    node_from_json,
-    node_to_json,
-    to_json,
-)
+from plait.control import messages
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 
@@ -46,7 +37,7 @@ class EventLog:
         self._part = self.path.with_name(self.path.name + ".part")
         header = {"plait_log": VERSION, "policy": policy, "cluster": cluster_to_json(cluster), **about}
         if cluster.network is not None:
-            header["network"] = network_to_json(cluster.network)
+            header["network"] = messages.network_to_json(cluster.network)
         try:
             self._file: IO[bytes] = open(self._part, "wb")  # noqa: SIM115 - closed by `close`
         except OSError as error:
@@ -57,8 +48,8 @@ class EventLog:
             self._out = gzip.GzipFile(filename="", mode="wb", fileobj=self._file, mtime=0)  # type: ignore[assignment]
         self._write(header)
 
-    def __call__(self, event: Event, commands: Sequence[Command]) -> None:
-        self._write({"event": to_json(event), "commands": [to_json(c) for c in commands]})
+    def __call__(self, event: messages.Event, commands: Sequence[messages.Command]) -> None:
+        self._write({"event": messages.to_json(event), "commands": [messages.to_json(c) for c in commands]})
 
     def _write(self, data: Mapping[str, Any]) -> None:
         self._out.write(json.dumps(data, separators=(",", ":"), allow_nan=False).encode() + b"\n")
@@ -85,7 +76,7 @@ class EventLog:
 
 def cluster_to_json(cluster: Cluster) -> list[dict[str, Any]]:
     """The nodes of a cluster as JSON objects."""
-    return [node_to_json(node) for node in cluster.nodes]
+    return [messages.node_to_json(node) for node in cluster.nodes]
 
 
 @dataclass(frozen=True)
@@ -93,8 +84,8 @@ class LogStep:
     """One line of a log: its place, the event and the commands."""
 
     line: int
-    event: Event
-    commands: tuple[Command, ...]
+    event: messages.Event
+    commands: tuple[messages.Command, ...]
 
 
 @dataclass(frozen=True)
@@ -106,9 +97,9 @@ class RecordedRun:
 
     @property
     def cluster(self) -> Cluster:
-        nodes = tuple(node_from_json(node) for node in self.header["cluster"])
+        nodes = tuple(messages.node_from_json(node) for node in self.header["cluster"])
         network = self.header.get("network")
-        return Cluster(nodes, network=None if network is None else network_from_json(network))
+        return Cluster(nodes, network=None if network is None else messages.network_from_json(network))
 
 
 def read_log(path: str | Path) -> RecordedRun:
@@ -120,8 +111,8 @@ def read_log(path: str | Path) -> RecordedRun:
     steps = []
     for number, data in lines:
         try:
-            commands = tuple(from_json(c) for c in data["commands"])
-            steps.append(LogStep(number, from_json(data["event"]), commands))  # type: ignore[arg-type]
+            commands = tuple(messages.from_json(c) for c in data["commands"])
+            steps.append(LogStep(number, messages.from_json(data["event"]), commands))  # type: ignore[arg-type]
         except (KeyError, TypeError, InputError) as error:
             raise InputError(f"{path}:{number}: {error}") from error
     return RecordedRun(first[1], tuple(steps))

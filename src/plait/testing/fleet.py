@@ -27,23 +27,8 @@ from plait.live.agent.lease import Lease
 from plait.live.agent.link import PATH
 from plait.live.fencing import Fences
 from plait.live.layout import Layout
+from plait.live.protocol import wire
 from plait.live.protocol.leases import LEASE_SHARE, LOST_S
-from plait.live.protocol.wire import (
-    ENDED,
-    PREEMPTED,
-    RUNNING,
-    STARTING,
-    STOPPING,
-    Ask,
-    Assignment,
-    NodeInfo,
-    Observed,
-    Reply,
-    Run,
-    Seen,
-    decode,
-    encode,
-)
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.options import Options
 from plait.live.store import Store
@@ -74,7 +59,7 @@ class Program:
     plain: bool = False
     boot_s: float = 0.0
 
-    def process(self, run: Run, disk: Disk, pid: int, now_s: float) -> Process:
+    def process(self, run: wire.Run, disk: Disk, pid: int, now_s: float) -> Process:
         """A process of the program that starts now."""
         return Process(run, self, disk, pid, now_s)
 
@@ -88,10 +73,10 @@ class Disk(Protocol):
     def epoch(self, job: int) -> int:
         """The highest attempt of a job that was named; 0 if none was."""
 
-    def newest(self, run: Run, keep: str) -> int:
+    def newest(self, run: wire.Run, keep: str) -> int:
         """The step that an attempt resumes from."""
 
-    def commit(self, run: Run, keep: str, step: int) -> str:
+    def commit(self, run: wire.Run, keep: str, step: int) -> str:
         """Make a checkpoint count; returns why it does not, "" if it does."""
 
 
@@ -108,10 +93,10 @@ class MemoryDisk:
     def epoch(self, job: int) -> int:
         return self._epochs.get(job, 0)
 
-    def newest(self, run: Run, keep: str) -> int:
+    def newest(self, run: wire.Run, keep: str) -> int:
         return self._newest.get(keep or str(run.job), (0, 0))[1]
 
-    def commit(self, run: Run, keep: str, step: int) -> str:
+    def commit(self, run: wire.Run, keep: str, step: int) -> str:
         if run.epoch < self.epoch(run.job):
             return f"attempt {run.epoch} was replaced by attempt {self.epoch(run.job)}: its checkpoints no longer count"
         self._newest[keep or str(run.job)] = max(self._newest.get(keep or str(run.job), (0, 0)), (run.epoch, step))
@@ -121,7 +106,7 @@ class MemoryDisk:
 class Process:
     """A process of an attempt; it runs independently of its agent."""
 
-    def __init__(self, run: Run, program: Program, disk: Disk, pid: int, now_s: float) -> None:
+    def __init__(self, run: wire.Run, program: Program, disk: Disk, pid: int, now_s: float) -> None:
         """Start now, from the newest checkpoint."""
         self.run, self.program, self.pid, self.began_s = run, program, pid, now_s
         self._disk = disk
@@ -183,14 +168,14 @@ class Process:
             self.end(self._working_s + (step - self.first) * program.pace_s, program.exit_code, None)
         elif program.stubborn or program.hangs_at <= step:
             if now_s >= self.stop_s + self.grace_s and self.lapsed:
-                self.end(self.stop_s + self.grace_s, PREEMPTED, self.lapsed)
+                self.end(self.stop_s + self.grace_s, wire.PREEMPTED, self.lapsed)
             elif now_s >= self.stop_s + self.grace_s:
                 why = f"did not end within {self.grace_s:g} s after SIGTERM, so it was killed"
                 self.end(self.stop_s + self.grace_s, -9, why)
         elif now_s >= self.stop_s + program.stop_s:
             self._save(int(step), now_s)
             self.log += f"rank {self.run.rank} of {self.run.world}: stopped at step {step:g}\n"
-            self.end(self.stop_s + program.stop_s, PREEMPTED, self.lapsed or None)
+            self.end(self.stop_s + program.stop_s, wire.PREEMPTED, self.lapsed or None)
 
     def _save(self, step: int, at_s: float) -> None:
         if self.program.plain:
@@ -209,8 +194,8 @@ class Process:
 class Held:
     """A process of an attempt as its agent knows it."""
 
-    run: Run
-    state: str = STARTING
+    run: wire.Run
+    state: str = wire.STARTING
     process: Process | None = None
     exit_code: int | None = None
     reason: str | None = None
@@ -220,46 +205,46 @@ class Held:
 
     @property
     def alive(self) -> bool:
-        return self.state in (RUNNING, STOPPING)
+        return self.state in (wire.RUNNING, wire.STOPPING)
 
     def begin(self, program: Program, disk: Disk, pid: int, now_s: float) -> Process:
         process = self.process = program.process(self.run, disk, pid, now_s)
-        self.state, self.reason = RUNNING, None
+        self.state, self.reason = wire.RUNNING, None
         return process
 
     def stop(self, now_s: float, grace_s: float, reason: str, *, own: bool = False) -> None:
         """Request its end; `own`: not by request of the service, so it is started again."""
-        if self.state == STARTING:
-            self.end(now_s, PREEMPTED, reason)
-        elif self.state != ENDED and self.process is not None:
-            self.state, self.own, self.stop_reason = STOPPING, self.own or own, self.stop_reason or reason
+        if self.state == wire.STARTING:
+            self.end(now_s, wire.PREEMPTED, reason)
+        elif self.state != wire.ENDED and self.process is not None:
+            self.state, self.own, self.stop_reason = wire.STOPPING, self.own or own, self.stop_reason or reason
             self.process.stop(now_s, grace_s)
             self.process.advance(now_s)
 
     def collect(self) -> None:
         """Record whether and how its process has ended."""
         process = self.process
-        if self.state == ENDED or process is None or process.ended_s is None:
+        if self.state == wire.ENDED or process is None or process.ended_s is None:
             return
         code, reason = process.exit_code, process.reason
         if self.own and code in (-9, -15, 137, 143):  # not its failure
-            code, reason = PREEMPTED, self.stop_reason
-        self.end(process.ended_s, code, reason or (self.stop_reason if code == PREEMPTED else None))
+            code, reason = wire.PREEMPTED, self.stop_reason
+        self.end(process.ended_s, code, reason or (self.stop_reason if code == wire.PREEMPTED else None))
 
     def end(self, now_s: float, exit_code: int | None, reason: str | None) -> None:
         """Note when and how the process ended."""
-        self.state, self.ended_s, self.exit_code, self.reason = ENDED, now_s, exit_code, reason
+        self.state, self.ended_s, self.exit_code, self.reason = wire.ENDED, now_s, exit_code, reason
 
-    def seen(self, now_s: float) -> Seen:
+    def seen(self, now_s: float) -> wire.Seen:
         """The process as reported to the service."""
         run, process = self.run, self.process
         if process is None:
-            return Seen(
+            return wire.Seen(
                 run.job, run.epoch, run.rank, self.state, exit_code=self.exit_code, reason=self.reason,
-                ended_s_ago=max(0.0, now_s - self.ended_s) if self.state == ENDED else 0.0,
+                ended_s_ago=max(0.0, now_s - self.ended_s) if self.state == wire.ENDED else 0.0,
             )  # fmt: skip
-        over = self.state == ENDED
-        return Seen(
+        over = self.state == wire.ENDED
+        return wire.Seen(
             run.job, run.epoch, run.rank, self.state, process.pid, self.exit_code, self.reason,
             held_s=max(0.0, (self.ended_s if over else now_s) - process.began_s),
             ended_s_ago=max(0.0, now_s - self.ended_s) if over else 0.0,
@@ -273,7 +258,7 @@ _LEAVES = "its node is leaving"
 class SimulatedAgent:
     """A node with its agent. Agent and node may die or stop responding; processes survive only the agent's death."""
 
-    def __init__(self, node: NodeInfo, program: Callable[[Run], Program], disk: Disk | None = None) -> None:
+    def __init__(self, node: wire.NodeInfo, program: Callable[[wire.Run], Program], disk: Disk | None = None) -> None:
         """`program` returns the program of a run's process; `disk` is shared by the nodes of a cluster."""
         self.node, self.program, self.disk = node, program, disk or MemoryDisk()
         #: The journal of a real agent, which survives its death.
@@ -287,7 +272,7 @@ class SimulatedAgent:
         self.refused: list[str] = []
         #: The lease of the runners, which survives the agent's death; and the time of each request.
         self.lease = Lease(-math.inf, LEASE_SHARE * LOST_S)
-        self._asked: deque[tuple[Observed, float]] = deque(maxlen=64)
+        self._asked: deque[tuple[wire.Observed, float]] = deque(maxlen=64)
         self.start()
 
     def start(self) -> None:
@@ -295,7 +280,7 @@ class SimulatedAgent:
         self._births += 1
         self.id, self.alive, self.frozen = f"{self.node.id}-{self._births}", True, False
         self.reached, self.ever = 0, False
-        self.replies: list[Reply] = []
+        self.replies: list[wire.Reply] = []
         self._leave_s = math.inf
 
     def kill(self) -> None:
@@ -319,12 +304,12 @@ class SimulatedAgent:
 
     # -- reports -----------------------------------------------------------------------------------------
 
-    def observe(self, now_s: float, wait_s: float = 0.0) -> Observed:
+    def observe(self, now_s: float, wait_s: float = 0.0) -> wire.Observed:
         """The present observation; replies to questions are included once."""
         self.advance(now_s)
         replies, self.replies = self.replies, []
         seen = [held.seen(now_s) for held in self.held.values()]
-        words = Observed(self.node, self.id, self.term, self.reached, seen, replies=replies, wait_s=wait_s)
+        words = wire.Observed(self.node, self.id, self.term, self.reached, seen, replies=replies, wait_s=wait_s)
         if self._leave_s < math.inf:
             left_s = max(self._leave_s - now_s, 0.001) if any(held.alive for held in self.held.values()) else 0.0
             words = replace(words, leaving_s=left_s)
@@ -333,7 +318,7 @@ class SimulatedAgent:
 
     # -- assignments --------------------------------------------------------------------------------------
 
-    def obey(self, answer: Assignment, report: Observed, now_s: float) -> bool:
+    def obey(self, answer: wire.Assignment, report: wire.Observed, now_s: float) -> bool:
         """Apply the assignment `answer` to report `report`; False if its leader was replaced. It is idempotent."""
         asked_s = next((at for words, at in self._asked if words is report), now_s)
         lease = Lease(asked_s, answer.lease_s)
@@ -350,7 +335,7 @@ class SimulatedAgent:
             for run in answer.attempts:  # assigned before the service knew of the drain
                 if (key := (run.job, run.epoch, run.rank)) not in self.held:
                     self.held[key] = Held(run)
-                    self.held[key].end(now_s, PREEMPTED, _LEAVES)
+                    self.held[key].end(now_s, wire.PREEMPTED, _LEAVES)
             return True
         self.ever = True
         self._forget(answer, report)
@@ -361,14 +346,14 @@ class SimulatedAgent:
         self.replies += [self._answer(ask) for ask in answer.ask]
         return True
 
-    def _forget(self, answer: Assignment, report: Observed) -> None:
+    def _forget(self, answer: wire.Assignment, report: wire.Observed) -> None:
         needed = {tuple(key) for key in answer.keep} | {(run.job, run.epoch, run.rank) for run in answer.attempts}
         for seen in report.attempts:
             key = seen.job, seen.epoch, seen.rank
-            if seen.state == ENDED and key not in needed:
+            if seen.state == wire.ENDED and key not in needed:
                 self.held.pop(key, None)
 
-    def _apply(self, runs: Iterable[Run], now_s: float) -> None:
+    def _apply(self, runs: Iterable[wire.Run], now_s: float) -> None:
         wanted = {(run.job, run.epoch, run.rank): run for run in runs}
         newest = {run.job: run.epoch for run in wanted.values()}
         for key, held in self.held.items():
@@ -381,7 +366,7 @@ class SimulatedAgent:
             if run.stop:
                 held.stop(now_s, run.grace_s, "preempted")
 
-    def _accept(self, key: Key, run: Run, now_s: float) -> Held:
+    def _accept(self, key: Key, run: wire.Run, now_s: float) -> Held:
         held = self.held[key] = Held(run)
         newest = max(self.epochs.get(run.job, 0), self.disk.epoch(run.job))
         if run.epoch < newest:
@@ -389,21 +374,21 @@ class SimulatedAgent:
             self.refused.append(why)
             held.end(now_s, None, why)
         elif run.stop:
-            held.end(now_s, PREEMPTED, "stopped before it started")
+            held.end(now_s, wire.PREEMPTED, "stopped before it started")
         elif not all(0 <= gpu < self.node.gpus for gpu in run.gpus):
             held.end(now_s, 126, f"GPUs {run.gpus} were requested; this node has {self.node.gpus}")
         else:
             self.epochs[run.job] = run.epoch
         return held
 
-    def _answer(self, ask: Ask) -> Reply:
+    def _answer(self, ask: wire.Ask) -> wire.Reply:
         process = self.processes.get((ask.job, ask.epoch, ask.rank))
         if process is None:
-            return Reply(ask.id, error=f"no log of process {ask.rank} of attempt {ask.epoch} of job {ask.job}")
+            return wire.Reply(ask.id, error=f"no log of process {ask.rank} of attempt {ask.epoch} of job {ask.job}")
         data = process.log.encode()
         at = min(ask.offset if ask.offset >= 0 else max(len(data) + ask.offset, 0), len(data))
         part = data[at : at + ask.limit]
-        return Reply(ask.id, part.decode(errors="replace"), at, at + len(part), len(data))
+        return wire.Reply(ask.id, part.decode(errors="replace"), at, at + len(part), len(data))
 
     def advance(self, now_s: float) -> None:
         """Advance the processes; the agent acts on them unless it is dead or stopped."""
@@ -416,15 +401,17 @@ class SimulatedAgent:
         in_touch = now_s < self.lease.stop_s()
         for held in self.held.values():
             held.collect()
-            if held.state == STARTING and not in_touch:
-                held.end(now_s, PREEMPTED, str(self.lease))
+            if held.state == wire.STARTING and not in_touch:
+                held.end(now_s, wire.PREEMPTED, str(self.lease))
         if not (self.ever and in_touch) or self._leave_s < math.inf:
             return
         for key, held in self.held.items():
-            if held.state == STARTING and not any(o.alive and not _share(held.run, o.run) for o in self.held.values()):
+            if held.state == wire.STARTING and not any(
+                o.alive and not _share(held.run, o.run) for o in self.held.values()
+            ):
                 self._pids += 1
                 self.processes[key] = held.begin(self.program(held.run), self.disk, self._pids, now_s)
-            elif held.state == STARTING:
+            elif held.state == wire.STARTING:
                 held.reason = f"attempt {key[1]} of job {key[0]} waits until others have left its GPUs"
 
     def running(self) -> list[Key]:
@@ -432,7 +419,7 @@ class SimulatedAgent:
         return [key for key, held in self.held.items() if held.process is not None and held.process.ended_s is None]
 
 
-def _share(new: Run, other: Run) -> bool:
+def _share(new: wire.Run, other: wire.Run) -> bool:
     """Whether `new` may start while `other` has its GPUs."""
     if new.job == other.job and new.epoch != other.epoch:
         return False
@@ -466,10 +453,12 @@ class Fleet:
         self.store = Store.open(home / "plait.db")
         self.engine = self._engine(policy)
         #: Questions for the agents of nodes, and what they replied by number.
-        self.asks: dict[str, list[Ask]] = {}
-        self.replies: dict[int, Reply] = {}
+        self.asks: dict[str, list[wire.Ask]] = {}
+        self.replies: dict[int, wire.Reply] = {}
         #: Replacement of an agent's answer: older ones, in any order.
-        self.deliver: Callable[[SimulatedAgent, Assignment], list[Assignment]] = lambda agent, answer: [answer]
+        self.deliver: Callable[[SimulatedAgent, wire.Assignment], list[wire.Assignment]] = lambda agent, answer: [
+            answer
+        ]
 
     def _engine(self, policy: str | None) -> Engine:
         fences = DiskFences(Layout(self.home), self.disk)
@@ -483,7 +472,7 @@ class Fleet:
 
     def sync(self, only: Iterable[str] | None = None) -> None:
         """Exchange reports and assignments of all agents in one commit, as the service does for a batch."""
-        report: dict[str, Observed] = {}
+        report: dict[str, wire.Observed] = {}
         with self.engine.batch():
             for name in list(self.agents) if only is None else only:
                 agent = self.agents[name]
@@ -545,9 +534,9 @@ class HttpLink:
             raise ConnectionError(f"{lines[0]}: {data[:200].decode(errors='replace')}")
         return data
 
-    async def ask(self, report: Observed) -> Assignment:
+    async def ask(self, report: wire.Observed) -> wire.Assignment:
         """The assignment in answer to the report `report`."""
-        return decode(Assignment, await self.send(encode(report)))
+        return wire.decode(wire.Assignment, await self.send(wire.encode(report)))
 
 
 async def live(

@@ -7,19 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from plait.control import messages
 from plait.control.controller import Controller
-from plait.control.messages import (
-    JobCancelled,
-    JobFailed,
-    JobFinished,
-    JobSubmitted,
-    LaunchFailed,
-    NodeJoined,
-    NodeLost,
-    ProgressReported,
-    ReplanDue,
-    to_json,
-)
 from plait.core.cluster import Cluster, Node
 from plait.core.errors import PlaitError, PlanError
 from plait.core.jobs import JobBatch, JobSpec, Phase
@@ -52,7 +41,7 @@ def controller(policy: object, cluster: str = "2x2") -> Controller:
 
 
 def submit(c: Controller, *specs: JobSpec, at_s: float = 0.0) -> list[dict]:  # type: ignore[type-arg]
-    return commands(c, JobSubmitted(at_s, c.job_store.count, JobBatch.of(specs)))
+    return commands(c, messages.JobSubmitted(at_s, c.job_store.count, JobBatch.of(specs)))
 
 
 def job(name: str, gpus: int = 1, seconds: float = 10.0, **more: object) -> JobSpec:
@@ -60,24 +49,28 @@ def job(name: str, gpus: int = 1, seconds: float = 10.0, **more: object) -> JobS
 
 
 def commands(c: Controller, event: object) -> list[dict]:  # type: ignore[type-arg]
-    return [to_json(command) for command in c.handle(event)]  # type: ignore[arg-type]
+    return [messages.to_json(command) for command in c.handle(event)]  # type: ignore[arg-type]
 
 
 def numbers(*values: int) -> np.ndarray:  # type: ignore[type-arg]
     return np.array(values, dtype=np.int64)
 
 
-def progress(at_s: float, number: int, done: float, gpus: int = 1) -> ProgressReported:
+def progress(at_s: float, number: int, done: float, gpus: int = 1) -> messages.ProgressReported:
     one = np.array([done])
-    return ProgressReported(at_s, numbers(number), one, one * gpus, one, np.ones(1))
+    return messages.ProgressReported(at_s, numbers(number), one, one * gpus, one, np.ones(1))
 
 
 def test_a_job_is_launched_finishes_and_the_next_one_starts() -> None:
     c = controller(make_policy("fifo"), "1x2")
     assert submit(c, job("a", 2), job("b", 2)) == []
-    assert commands(c, ReplanDue(0.0)) == [{"type": "Launch", "event": 2, "groups": [{"jobs": [0], "gpus": [0, 1]}]}]
-    assert commands(c, JobFinished(10.0, numbers(0), np.array([10.0]))) == []
-    assert commands(c, ReplanDue(10.0)) == [{"type": "Launch", "event": 4, "groups": [{"jobs": [1], "gpus": [0, 1]}]}]
+    assert commands(c, messages.ReplanDue(0.0)) == [
+        {"type": "Launch", "event": 2, "groups": [{"jobs": [0], "gpus": [0, 1]}]}
+    ]
+    assert commands(c, messages.JobFinished(10.0, numbers(0), np.array([10.0]))) == []
+    assert commands(c, messages.ReplanDue(10.0)) == [
+        {"type": "Launch", "event": 4, "groups": [{"jobs": [1], "gpus": [0, 1]}]}
+    ]
     assert c.job_store.columns["end_s"][0] == 10.0
     assert Phase(c.job_store.columns["phase"][0]) is Phase.FINISHED
 
@@ -85,10 +78,10 @@ def test_a_job_is_launched_finishes_and_the_next_one_starts() -> None:
 def test_a_shorter_job_takes_the_gpus_of_a_longer_one() -> None:
     c = controller(make_policy("srtf"), "1x2")
     submit(c, job("long", 2, 100.0))
-    commands(c, ReplanDue(0.0))
+    commands(c, messages.ReplanDue(0.0))
     submit(c, job("short", 2, 5.0, submit_s=1.0), at_s=1.0)
     commands(c, progress(1.0, 0, 1.0, 2))
-    assert commands(c, ReplanDue(1.0)) == [
+    assert commands(c, messages.ReplanDue(1.0)) == [
         {"type": "Stop", "event": 5, "jobs": [0], "checkpoint": True, "suspend": False},
         {"type": "Launch", "event": 5, "groups": [{"jobs": [1], "gpus": [0, 1]}]},
     ]
@@ -99,46 +92,46 @@ def test_a_shorter_job_takes_the_gpus_of_a_longer_one() -> None:
 def test_an_unchanged_plan_causes_nothing() -> None:
     c = controller(Fixed((group(0, 1),)))
     submit(c, job("a"))
-    assert len(commands(c, ReplanDue(0.0))) == 1
+    assert len(commands(c, messages.ReplanDue(0.0))) == 1
     submit(c, job("b"), at_s=1.0)
-    assert commands(c, ReplanDue(1.0)) == []
+    assert commands(c, messages.ReplanDue(1.0)) == []
 
 
 def test_a_policy_is_asked_only_when_something_changed_or_its_plan_ran_out() -> None:
     policy = Fixed((group(0, 1),), valid_until_s=50.0)
     c = controller(policy)
     submit(c, job("a"))
-    assert commands(c, ReplanDue(0.0))[-1] == {"type": "Wake", "event": 2, "at_s": 50.0}
-    commands(c, ReplanDue(10.0))
-    commands(c, ReplanDue(49.0))
+    assert commands(c, messages.ReplanDue(0.0))[-1] == {"type": "Wake", "event": 2, "at_s": 50.0}
+    commands(c, messages.ReplanDue(10.0))
+    commands(c, messages.ReplanDue(49.0))
     assert policy.asked == [0.0]
     with pytest.raises(PlaitError, match=r"wants to decide again at 50\.0 s, which is not after 50\.0 s"):
-        commands(c, ReplanDue(50.0))
+        commands(c, messages.ReplanDue(50.0))
     assert policy.asked == [0.0, 50.0]
 
 
 def test_moving_a_job_stops_it_first() -> None:
     c = controller(Fixed((group(0, 0),)))
     submit(c, job("a"))
-    commands(c, ReplanDue(0.0))
+    commands(c, messages.ReplanDue(0.0))
     c.policy = Fixed((group(0, 3),))
     c.changed = True
-    assert [x["type"] for x in commands(c, ReplanDue(5.0))] == ["Stop", "Launch"]
+    assert [x["type"] for x in commands(c, messages.ReplanDue(5.0))] == ["Stop", "Launch"]
     assert c.view().jobs[0].starts == 2
 
 
 def test_company_changes_without_a_restart() -> None:
     c = controller(Fixed((group(0, 0, 1),)))
     submit(c, job("a", 2), job("b", 2))
-    commands(c, ReplanDue(0.0))
+    commands(c, messages.ReplanDue(0.0))
     together = Group((Member(0), Member(1)), (0, 1), Gate.BARRIER)
     c.policy, c.changed = Fixed((together,)), True
-    launch = commands(c, ReplanDue(1.0))
+    launch = commands(c, messages.ReplanDue(1.0))
     assert launch == [{"type": "Launch", "event": 3, "groups": [{"jobs": [0, 1], "gpus": [0, 1], "gate": "barrier"}]}]
     c.policy, c.changed = Fixed((Group((Member(0, turn=1), Member(1)), (0, 1), Gate.BARRIER),)), True
-    assert [x["type"] for x in commands(c, ReplanDue(2.0))] == ["Adjust"]
+    assert [x["type"] for x in commands(c, messages.ReplanDue(2.0))] == ["Adjust"]
     c.policy, c.changed = Fixed((group(0, 0, 1),)), True
-    assert [x["type"] for x in commands(c, ReplanDue(3.0))] == ["Stop", "Adjust"]
+    assert [x["type"] for x in commands(c, messages.ReplanDue(3.0))] == ["Stop", "Adjust"]
     assert c.job_store.columns["starts"][:2].tolist() == [1, 1]
 
 
@@ -176,10 +169,10 @@ def test_refusals_say_what_would_fit(spec: JobSpec, cluster: str, reason: str) -
 def test_failures_are_retried_until_retries_are_used_up() -> None:
     c = controller(make_policy("fifo"))
     submit(c, job("a", retries=1))
-    commands(c, ReplanDue(0.0))
-    assert commands(c, JobFailed(1.0, numbers(0), "out of memory")) == []
-    assert [x["type"] for x in commands(c, ReplanDue(1.0))] == ["Launch"]
-    assert commands(c, JobFailed(2.0, numbers(0), "out of memory")) == [
+    commands(c, messages.ReplanDue(0.0))
+    assert commands(c, messages.JobFailed(1.0, numbers(0), "out of memory")) == []
+    assert [x["type"] for x in commands(c, messages.ReplanDue(1.0))] == ["Launch"]
+    assert commands(c, messages.JobFailed(2.0, numbers(0), "out of memory")) == [
         {"type": "Refuse", "event": 5, "jobs": [0], "reasons": ["out of memory; failed 2 times"]}
     ]
     assert not len(c.active)
@@ -188,21 +181,21 @@ def test_failures_are_retried_until_retries_are_used_up() -> None:
 def test_a_lost_node_sends_its_gangs_back_to_the_queue() -> None:
     c = controller(make_policy("fifo:placement=first-fit"))
     submit(c, job("wide", 4), job("narrow", 1))
-    commands(c, ReplanDue(0.0))
-    assert commands(c, NodeLost(3.0, "n1")) == [
+    commands(c, messages.ReplanDue(0.0))
+    assert commands(c, messages.NodeLost(3.0, "n1")) == [
         {"type": "Stop", "event": 3, "jobs": [0], "checkpoint": False, "suspend": False}
     ]
     assert c.view().jobs[0].reason == "lost node n1"
-    assert commands(c, ReplanDue(3.0)) == []
-    commands(c, NodeJoined(9.0, Node("n1", 2)))
-    assert [x["type"] for x in commands(c, ReplanDue(9.0))] == ["Launch"]
+    assert commands(c, messages.ReplanDue(3.0)) == []
+    commands(c, messages.NodeJoined(9.0, Node("n1", 2)))
+    assert [x["type"] for x in commands(c, messages.ReplanDue(9.0))] == ["Launch"]
 
 
 def test_a_cancelled_job_is_stopped_if_it_runs() -> None:
     c = controller(make_policy("fifo"), "1x1")
     submit(c, job("a"), job("b"))
-    commands(c, ReplanDue(0.0))
-    assert commands(c, JobCancelled(1.0, numbers(0, 1))) == [
+    commands(c, messages.ReplanDue(0.0))
+    assert commands(c, messages.JobCancelled(1.0, numbers(0, 1))) == [
         {"type": "Stop", "event": 3, "jobs": [0], "checkpoint": False, "suspend": False}
     ]
     assert not len(c.active)
@@ -211,18 +204,18 @@ def test_a_cancelled_job_is_stopped_if_it_runs() -> None:
 def test_a_failed_launch_goes_back_to_the_queue() -> None:
     c = controller(make_policy("fifo"))
     submit(c, job("a"))
-    commands(c, ReplanDue(0.0))
-    commands(c, LaunchFailed(0.5, numbers(0), "no space left on n0"))
+    commands(c, messages.ReplanDue(0.0))
+    commands(c, messages.LaunchFailed(0.5, numbers(0), "no space left on n0"))
     assert c.view().jobs[0].reason == "no space left on n0"
-    assert [x["type"] for x in commands(c, ReplanDue(1.0))] == ["Launch"]
+    assert [x["type"] for x in commands(c, messages.ReplanDue(1.0))] == ["Launch"]
 
 
 def test_departures_do_not_wake_a_settled_plan() -> None:
     c = controller(make_policy("srsf"))
     submit(c, job("a"), job("b"))
-    commands(c, ReplanDue(0.0))
+    commands(c, messages.ReplanDue(0.0))
     assert c.plan.settled
-    commands(c, JobFinished(5.0, numbers(0), np.array([5.0])))
+    commands(c, messages.JobFinished(5.0, numbers(0), np.array([5.0])))
     assert not c.changed
 
 
@@ -247,15 +240,15 @@ def test_a_wrong_plan_names_policy_job_and_gpu(groups: tuple[Group, ...], words:
     c = controller(Wrong())
     submit(c, job("a"), job("b"))
     with pytest.raises(PlanError, match=f"policy wrong made a plan that .*{words}"):
-        commands(c, ReplanDue(0.0))
+        commands(c, messages.ReplanDue(0.0))
 
 
 def test_a_plan_on_a_node_that_is_down_is_refused() -> None:
     c = controller(Fixed((group(0, 2),)))
     submit(c, job("a"))
-    commands(c, NodeLost(1.0, "n1"))
+    commands(c, messages.NodeLost(1.0, "n1"))
     with pytest.raises(PlanError, match="GPU 2 of node 'n1', which is down"):
-        commands(c, ReplanDue(1.0))
+        commands(c, messages.ReplanDue(1.0))
 
 
 def test_a_plan_for_an_ended_job_is_refused() -> None:
@@ -266,40 +259,40 @@ def test_a_plan_for_an_ended_job_is_refused() -> None:
 
     c = controller(Stubborn())
     submit(c, job("a"), job("b"))
-    commands(c, ReplanDue(0.0))
-    commands(c, JobFinished(1.0, numbers(0), np.array([1.0])))
+    commands(c, messages.ReplanDue(0.0))
+    commands(c, messages.JobFinished(1.0, numbers(0), np.array([1.0])))
     with pytest.raises(PlanError, match=r"policy Stubborn .* job 'a' .* already ended"):
-        commands(c, ReplanDue(1.0))
+        commands(c, messages.ReplanDue(1.0))
 
 
 def test_time_does_not_go_back() -> None:
     c = controller(make_policy("fifo"))
-    commands(c, ReplanDue(5.0))
+    commands(c, messages.ReplanDue(5.0))
     with pytest.raises(PlaitError, match="time cannot go back"):
-        commands(c, ReplanDue(4.0))
+        commands(c, messages.ReplanDue(4.0))
 
 
 def test_a_job_cannot_end_twice() -> None:
     c = controller(make_policy("fifo"))
     submit(c, job("a"))
-    commands(c, ReplanDue(0.0))
-    commands(c, JobFinished(1.0, numbers(0), np.array([1.0])))
+    commands(c, messages.ReplanDue(0.0))
+    commands(c, messages.JobFinished(1.0, numbers(0), np.array([1.0])))
     with pytest.raises(PlaitError, match=r"job 'a' .* is finished and cannot become finished"):
-        commands(c, JobFinished(2.0, numbers(0), np.array([2.0])))
+        commands(c, messages.JobFinished(2.0, numbers(0), np.array([2.0])))
     with pytest.raises(PlaitError, match="is finished and cannot become failed"):
-        commands(c, JobFailed(2.0, numbers(0), "late"))
+        commands(c, messages.JobFailed(2.0, numbers(0), "late"))
 
 
 def test_waits_count_for_promotion_only_after_the_first_run() -> None:
     c = controller(Fixed(()))
     submit(c, job("a", seconds=100.0))
-    commands(c, ReplanDue(0.0))
+    commands(c, messages.ReplanDue(0.0))
     assert c.view().jobs.idled_s.tolist() == [0.0]
     c.policy, c.changed = Fixed((group(0, 0),)), True
-    commands(c, ReplanDue(10.0))
+    commands(c, messages.ReplanDue(10.0))
     commands(c, progress(14.0, 0, 4.0))
     c.policy, c.changed = Fixed(()), True
-    commands(c, ReplanDue(14.0))
-    commands(c, ReplanDue(20.0))
+    commands(c, messages.ReplanDue(14.0))
+    commands(c, messages.ReplanDue(20.0))
     assert c.view().jobs.idled_s.tolist() == [6.0]
     assert c.view().jobs.waiting_s.tolist() == [6.0]

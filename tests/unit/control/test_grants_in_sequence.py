@@ -11,17 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_runs import decide, finish, ints, submit
 
+from plait.control import messages
 from plait.control.controller import Controller
-from plait.control.messages import (
-    Command,
-    Event,
-    JobCancelled,
-    JobFailed,
-    NodeJoined,
-    NodeLost,
-    SwitchJoined,
-    SwitchLost,
-)
 from plait.control.snapshot import snapshot
 from plait.core.cluster import Cluster
 from plait.core.errors import PlanError
@@ -125,7 +116,7 @@ def test_no_sequence_leaves_memory_with_jobs_that_do_not_run_or_with_two(data: s
         assert len(everything) == len(controller.grants)
 
 
-def _decide(controller: Controller, policy: Drawn, required: set[int], at_s: float) -> list[Command]:
+def _decide(controller: Controller, policy: Drawn, required: set[int], at_s: float) -> list[messages.Command]:
     """Decide; a plan is refused exactly if it is wrong, and repairs make no right plan wrong."""
     before = snapshot(controller)
     had = {one.job for one in controller.grants}
@@ -151,22 +142,24 @@ def _decide(controller: Controller, policy: Drawn, required: set[int], at_s: flo
     return commands
 
 
-def _events(controller: Controller, name: str, data: st.DataObject, at_s: float) -> list[Event]:
+def _events(controller: Controller, name: str, data: st.DataObject, at_s: float) -> list[messages.Event]:
     runs = np.flatnonzero(controller.job_store.columns["phase"][: controller.job_store.count] == int(Phase.RUNNING))
     if name == "switch":
         switch = data.draw(st.sampled_from(["leaf0", "leaf1"]))
         down = switch in controller.cluster.network.down  # type: ignore[union-attr]
-        return [SwitchJoined(at_s, switch) if down else SwitchLost(at_s, switch)]
+        return [messages.SwitchJoined(at_s, switch) if down else messages.SwitchLost(at_s, switch)]
     if name == "node":
         node = data.draw(st.sampled_from(controller.cluster.nodes))
         up = controller.cluster.up[controller.cluster.index(node.id)]
-        return [NodeLost(at_s, node.id) if up else NodeJoined(at_s, node)]
+        return [messages.NodeLost(at_s, node.id) if up else messages.NodeJoined(at_s, node)]
     if not len(runs):
         return []
     job = int(data.draw(st.sampled_from(runs.tolist())))
     if name == "finish":
         return [finish(job, at_s)]
-    return [JobFailed(at_s, ints(job), "crashed") if name == "fail" else JobCancelled(at_s, ints(job))]
+    return [
+        messages.JobFailed(at_s, ints(job), "crashed") if name == "fail" else messages.JobCancelled(at_s, ints(job))
+    ]
 
 
 def _right_plan(rng: np.random.Generator, jobs: list[JobSpec], held: tuple[NetworkGrant, ...] = ()) -> Plan:

@@ -13,17 +13,8 @@ from hypothesis import strategies as st
 from plain_capacity import reference_overfull
 from scripted_runs import decide, finish, floats, ints, submit
 
+from plait.control import messages
 from plait.control.controller import Controller
-from plait.control.messages import (
-    Adjust,
-    JobCancelled,
-    Launch,
-    NodeJoined,
-    NodeLost,
-    ProgressReported,
-    Stop,
-    UsageReported,
-)
 from plait.control.plan_check.capacity import needed_bytes, overfull
 from plait.control.plan_check.check import GPU_TWICE, GUESTS_FULL, OK, check_plan
 from plait.control.snapshot import of_active, restore, snapshot
@@ -85,12 +76,12 @@ def refused(plan: Plan, *gpus: int, **more: object) -> str:
 def test_a_guest_lies_across_hosts_and_is_launched_and_stopped_like_them() -> None:
     first = Plan.of([host(0, 0, 1), host(1, 2), guest(2, 1, 2)])
     c, commands = running([first, Plan.of([host(0, 0, 1)])], 2, 1, 2, cluster="1x4")
-    assert [list(one.groups) for one in commands if isinstance(one, Launch)] == [list(first.groups)]
+    assert [list(one.groups) for one in commands if isinstance(one, messages.Launch)] == [list(first.groups)]
     assert c.running.guests.jobs.tolist() == [2]
     assert c.running.hosts.jobs.tolist() == [0, 1]
     c.handle(finish(1, 5.0))
     (stop,) = c.handle(decide(5.0))
-    assert isinstance(stop, Stop)
+    assert isinstance(stop, messages.Stop)
     assert stop.jobs.tolist() == [2]
 
 
@@ -98,7 +89,7 @@ def test_promotion_in_place_is_an_adjustment_without_restart() -> None:
     c, _ = running([Plan.of([host(0, 0), guest(1, 0)]), Plan.of([host(1, 0)]), Plan.of([host(1, 0)])], 1, 1)
     c.handle(finish(0, 5.0))
     (adjust,) = c.handle(decide(5.0))
-    assert isinstance(adjust, Adjust)
+    assert isinstance(adjust, messages.Adjust)
     assert list(adjust.groups) == [host(1, 0)]
     assert c.job_store.columns["starts"][1] == 1
     c.changed = True
@@ -212,7 +203,7 @@ def test_a_policy_that_moves_a_kept_guest_leaves_it_and_its_hosts_where_they_are
     c, _ = running(plans, 1, 1, 1, 1, 2, cluster="1x4", checkpoints=Checkpoints.NEVER)
     c.changed = True
     (launch,) = c.handle(decide(1.0))
-    assert isinstance(launch, Launch)
+    assert isinstance(launch, messages.Launch)
     assert launch.groups.jobs.tolist() == [3]
     assert sorted(map(str, c.running)) == sorted(map(str, [host(0, 0), guest(1, 0), host(2, 1), host(3, 2)]))
     assert c.reservations == (Reservation(4, (3,)),)
@@ -225,9 +216,9 @@ def test_reservations_are_in_the_next_view_until_their_job_starts_or_their_gpus_
     plan = Plan.of([host(0, 0), guest(1, 2)], reservations=(Reservation(2, (1, 2, 3)),))
     c, _ = running([plan, plan], 1, 1, 4)
     assert c.view().reservations == (Reservation(2, (1, 2, 3)),)
-    c.handle(NodeLost(1.0, "n1"))
+    c.handle(messages.NodeLost(1.0, "n1"))
     assert c.view().reservations == (Reservation(2, (1,)),)
-    c.handle(JobCancelled(2.0, ints(2)))
+    c.handle(messages.JobCancelled(2.0, ints(2)))
     assert c.view().reservations == ()
 
 
@@ -250,7 +241,7 @@ def test_reservations_that_cannot_be_are_refused(reservations: tuple[Reservation
 def test_a_reservation_on_a_node_that_is_down_is_refused() -> None:
     c = Controller(Planned([Plan.of([], reservations=(Reservation(0, (3,)),))]), Cluster.parse("2x2"))
     c.handle(submit(0, *specs(2)))
-    c.handle(NodeLost(0.0, "n1"))
+    c.handle(messages.NodeLost(0.0, "n1"))
     with pytest.raises(PlanError, match=r"reserves GPU 3 of node 'n1' for job 'j0' .*, which is down"):
         c.handle(decide(0.0))
 
@@ -262,7 +253,7 @@ NAN = math.nan
 
 def used(at_s: float, utilisation: np.ndarray, memory: np.ndarray, jobs: np.ndarray, step_s: np.ndarray) -> object:
     nothing = np.full(len(jobs), NAN)
-    return UsageReported(at_s, utilisation, memory, jobs, step_s, nothing, nothing, nothing)
+    return messages.UsageReported(at_s, utilisation, memory, jobs, step_s, nothing, nothing, nothing)
 
 
 def test_usage_is_what_was_reported_last_of_each_gpu_and_of_each_running_job() -> None:
@@ -277,11 +268,11 @@ def test_usage_is_what_was_reported_last_of_each_gpu_and_of_each_running_job() -
     assert (usage.jobs.tolist(), usage.step_s.tolist()) == ([0, 1], [0.1, 0.3])
     c.handle(finish(0, 3.0))
     c.handle(used(3.0, floats(), floats(), ints(), floats()))
-    c.handle(NodeLost(4.0, "n0"))
+    c.handle(messages.NodeLost(4.0, "n0"))
     assert c.usage is not None
     assert c.usage.jobs.tolist() == [1]
     np.testing.assert_array_equal(c.usage.utilisation, floats(NAN, NAN, 0.0, NAN))
-    c.handle(NodeJoined(5.0, Node("n2", 1)))
+    c.handle(messages.NodeJoined(5.0, Node("n2", 1)))
     c.handle(used(5.0, floats(NAN, NAN, NAN, NAN, 1.0), floats(), ints(), floats()))
     np.testing.assert_array_equal(c.usage.utilisation, floats(NAN, NAN, 0.0, NAN, 1.0))
 
@@ -294,9 +285,9 @@ def test_usage_of_gpus_that_are_not_there_is_refused() -> None:
         c.handle(used(1.0, floats(), floats(), ints(0), floats()))
 
 
-def progressed(at_s: float, done: float, run_s: float, step_s: float) -> ProgressReported:
+def progressed(at_s: float, done: float, run_s: float, step_s: float) -> messages.ProgressReported:
     """What is measured of job 1."""
-    return ProgressReported(at_s, ints(1), floats(done), floats(run_s), floats(run_s), floats(step_s))
+    return messages.ProgressReported(at_s, ints(1), floats(done), floats(run_s), floats(run_s), floats(step_s))
 
 
 def slow_since_s(c: Controller) -> list[float]:

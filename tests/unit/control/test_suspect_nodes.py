@@ -8,19 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from plait.control import messages
 from plait.control.controller import Controller
-from plait.control.messages import (
-    Event,
-    JobSubmitted,
-    Launch,
-    NodeLost,
-    NodeSuspected,
-    ProgressReported,
-    ReplanDue,
-    Stop,
-    from_json,
-    to_json,
-)
 from plait.control.snapshot import restore, snapshot
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch, JobSpec
@@ -41,13 +30,13 @@ def job(name: str, gpus: int = 1, iterations: float = 1000.0) -> JobSpec:
     return JobSpec(id=name, gpus=gpus, iterations=iterations, iteration_s=1.0, profile=profile)
 
 
-def handle(c: Controller, *events: Event) -> None:
+def handle(c: Controller, *events: messages.Event) -> None:
     for event in events:
-        c.handle(from_json(json.loads(json.dumps(to_json(event)))))  # type: ignore[arg-type]
+        c.handle(messages.from_json(json.loads(json.dumps(messages.to_json(event)))))  # type: ignore[arg-type]
 
 
 def submit(c: Controller, at_s: float, *specs: JobSpec) -> None:
-    handle(c, JobSubmitted(at_s, c.job_store.count, JobBatch.of(specs)), ReplanDue(at_s))
+    handle(c, messages.JobSubmitted(at_s, c.job_store.count, JobBatch.of(specs)), messages.ReplanDue(at_s))
 
 
 def on(c: Controller, node: int) -> set[int]:
@@ -65,7 +54,7 @@ def progressed(c: Controller, at_s: float) -> None:
     """Everything that runs has run since the beginning."""
     jobs = np.array([n for n in c.active.tolist() if c.job_store.columns["running_group"][n] >= 0])
     done = np.full(len(jobs), at_s)
-    handle(c, ProgressReported(at_s, jobs, done, done, done, np.full(len(jobs), np.nan)))
+    handle(c, messages.ProgressReported(at_s, jobs, done, done, done, np.full(len(jobs), np.nan)))
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -76,16 +65,16 @@ def test_a_silent_node_keeps_its_work_and_gets_no_other(name: str) -> None:
     before = on(c, silent)
     assert before
     progressed(c, 100.0)
-    handle(c, NodeSuspected(100.0, f"n{silent}", suspect=True))
-    commands = list(c.handle(ReplanDue(100.0)))
+    handle(c, messages.NodeSuspected(100.0, f"n{silent}", suspect=True))
+    commands = list(c.handle(messages.ReplanDue(100.0)))
     for i in range(6):
         submit(c, 200.0 + 400 * i, *[job(f"new{i}-{k}", iterations=10.0) for k in range(3)])
-        commands += c.handle(ReplanDue(500.0 + 400 * i))
+        commands += c.handle(messages.ReplanDue(500.0 + 400 * i))
         assert on(c, silent) == before
-    assert not before.intersection(n for s in commands if isinstance(s, Stop) for n in s.jobs.tolist())
+    assert not before.intersection(n for s in commands if isinstance(s, messages.Stop) for n in s.jobs.tolist())
     others = {n for n in c.active.tolist() if c.job_store.columns["running_group"][n] >= 0} - before
     assert len(others) >= 4, "the GPUs of the other nodes are used"
-    handle(c, NodeSuspected(3000.0, f"n{silent}", suspect=False), ReplanDue(3000.0))
+    handle(c, messages.NodeSuspected(3000.0, f"n{silent}", suspect=False), messages.ReplanDue(3000.0))
     assert c.cluster.all_up
     assert len(on(c, silent)) >= 2
 
@@ -96,14 +85,14 @@ def test_a_silent_node_that_is_lost_gives_its_jobs_back(name: str) -> None:
     submit(c, 0.0, job("a", 2), job("b", 2))
     silent = int(c.cluster.gpu_node[c.running.gpus[0]])
     before = on(c, silent)
-    handle(c, NodeSuspected(10.0, f"n{silent}", suspect=True), ReplanDue(10.0))
+    handle(c, messages.NodeSuspected(10.0, f"n{silent}", suspect=True), messages.ReplanDue(10.0))
     again = restore(json.loads(json.dumps(snapshot(c))), c.policy)
     for one in (c, again):
         assert on(one, silent) == before
-        (stop,) = one.handle(NodeLost(300.0, f"n{silent}"))
-        assert isinstance(stop, Stop)
+        (stop,) = one.handle(messages.NodeLost(300.0, f"n{silent}"))
+        assert isinstance(stop, messages.Stop)
         assert set(stop.jobs.tolist()) == before
-        handle(one, ReplanDue(300.0))
+        handle(one, messages.ReplanDue(300.0))
         assert not on(one, silent)
 
 
@@ -112,11 +101,11 @@ def test_a_gang_across_a_silent_node_and_another_stays_whole() -> None:
     submit(c, 0.0, job("wide", 3))
     assert on(c, 0) == on(c, 1) == {0}
     free = int(c.cluster.gpu_node[next(iter(set(range(4)) - set(c.running.gpus.tolist())))])
-    handle(c, NodeSuspected(10.0, f"n{free}", suspect=True))
+    handle(c, messages.NodeSuspected(10.0, f"n{free}", suspect=True))
     submit(c, 20.0, job("small"))
     assert on(c, free) == {0}
     assert on(c, 1 - free) == {0}
-    handle(c, NodeSuspected(30.0, f"n{free}", suspect=False), ReplanDue(30.0))
+    handle(c, messages.NodeSuspected(30.0, f"n{free}", suspect=False), messages.ReplanDue(30.0))
     assert on(c, free) == {0, 1}
 
 
@@ -150,14 +139,14 @@ class Pairs:
 def test_nobody_joins_a_group_on_a_silent_node(policy: Policy) -> None:
     c = Controller(policy, Cluster.parse("2x1"))
     submit(c, 0.0, job("a"))
-    handle(c, NodeSuspected(10.0, "n0", suspect=True))
-    c.handle(JobSubmitted(20.0, 1, JobBatch.of([job("b")])))
-    launched = [one for one in c.handle(ReplanDue(20.0)) if isinstance(one, Launch)]
+    handle(c, messages.NodeSuspected(10.0, "n0", suspect=True))
+    c.handle(messages.JobSubmitted(20.0, 1, JobBatch.of([job("b")])))
+    launched = [one for one in c.handle(messages.ReplanDue(20.0)) if isinstance(one, messages.Launch)]
     assert on(c, 0) == {0}
     if isinstance(policy, Pairs):
         assert on(c, 1) == {1}, "it starts by itself on the other node"
     else:
         assert not launched
         assert "not reported" in c.plan.reasons[1]
-    handle(c, NodeSuspected(30.0, "n0", suspect=False), ReplanDue(30.0))
+    handle(c, messages.NodeSuspected(30.0, "n0", suspect=False), messages.ReplanDue(30.0))
     assert on(c, 0) == {0, 1}

@@ -17,18 +17,7 @@ from starlette.testclient import TestClient
 from plait.dashboard.app import make
 from plait.live.fencing import Fences
 from plait.live.layout import Layout
-from plait.live.protocol.wire import (
-    ENDED,
-    PREEMPTED,
-    RUNNING,
-    Assignment,
-    GpuUsage,
-    NodeInfo,
-    Observed,
-    Reply,
-    Seen,
-    Usage,
-)
+from plait.live.protocol import wire
 from plait.live.scheduler.decide import decision_s
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.options import Options
@@ -45,39 +34,41 @@ ROLES = {"root": "admin", "ann": "user", "ben": "user", "eve": "viewer"}
 class Agent:
     """A node that runs what it gets, and whose processes end when a test says so."""
 
-    def __init__(self, world: World, info: NodeInfo) -> None:
-        self.world, self.info, self.usage = world, info, Usage()
-        self.seen: dict[tuple[int, int, int], Seen] = {}
-        self.answer: Assignment | None = None
+    def __init__(self, world: World, info: wire.NodeInfo) -> None:
+        self.world, self.info, self.usage = world, info, wire.Usage()
+        self.seen: dict[tuple[int, int, int], wire.Seen] = {}
+        self.answer: wire.Assignment | None = None
         self.log = "step 1\nloss 0.5 <b>\n"
 
     def sync(self) -> None:
         answer, now, world = self.answer, list(self.seen.values()), self.world
         term, reached = (0, 0) if answer is None else (answer.term, answer.version)
-        told = Observed(self.info, f"{self.info.id}-a", term, reached, now, self.usage)
+        told = wire.Observed(self.info, f"{self.info.id}-a", term, reached, now, self.usage)
         world.do(lambda engine, now_s: engine.observe(told, now_s))
         self.answer = world.do(lambda engine, now_s: engine.assignment(self.info.id, told.agent))
         if world.loop is not None:
             world.loop.call_soon_threadsafe(self._answer)
         listed = {(run.job, run.epoch, run.rank): run for run in self.answer.attempts}
-        self.seen = {k: one for k, one in self.seen.items() if k in listed or one.state != ENDED}
+        self.seen = {k: one for k, one in self.seen.items() if k in listed or one.state != wire.ENDED}
         for key, run in listed.items():
             if key not in self.seen:
-                self.seen[key] = Seen(*key, RUNNING, pid=100 + run.job, saves="yes", **world.progress.get(run.job, {}))
-            elif run.stop and self.seen[key].state != ENDED:
-                self.seen[key] = replace(self.seen[key], state=ENDED, exit_code=PREEMPTED)
+                self.seen[key] = wire.Seen(
+                    *key, wire.RUNNING, pid=100 + run.job, saves="yes", **world.progress.get(run.job, {})
+                )
+            elif run.stop and self.seen[key].state != wire.ENDED:
+                self.seen[key] = replace(self.seen[key], state=wire.ENDED, exit_code=wire.PREEMPTED)
 
     def _answer(self) -> None:
         """Parts of logs that somebody asked for."""
         for ask in self.world.mailbox.due(self.info.id):
             part = self.log[ask.offset : ask.offset + ask.limit]
-            reply = Reply(ask.id, part, ask.offset, ask.offset + len(part), len(self.log))
+            reply = wire.Reply(ask.id, part, ask.offset, ask.offset + len(part), len(self.log))
             self.world.mailbox.take(self.info.id, [reply])
 
     def end(self, job: int, exit_code: int = 0, **more: Any) -> None:
         for key, one in self.seen.items():
-            if key[0] == job and one.state != ENDED:
-                self.seen[key] = replace(one, state=ENDED, exit_code=exit_code, **more)
+            if key[0] == job and one.state != wire.ENDED:
+                self.seen[key] = replace(one, state=wire.ENDED, exit_code=exit_code, **more)
 
 
 def _decides_soon(engine: Engine, now_s: float) -> bool:
@@ -112,9 +103,9 @@ class World:
     def add(
         self, name: str, gpus: int = 4, busy: Mapping[int, float] | None = None, kind: str = "a100"
     ) -> Agent:  # fmt: skip
-        agent = self.agents[name] = Agent(self, NodeInfo(name, gpus, kind, 80e9, 64.0, 512e9))
+        agent = self.agents[name] = Agent(self, wire.NodeInfo(name, gpus, kind, 80e9, 64.0, 512e9))
         if busy is not None:
-            agent.usage = Usage(0.4, 64e9, [GpuUsage(busy.get(i, 0.9), 30e9) for i in range(gpus)])
+            agent.usage = wire.Usage(0.4, 64e9, [wire.GpuUsage(busy.get(i, 0.9), 30e9) for i in range(gpus)])
         agent.sync()
         return agent
 

@@ -9,19 +9,7 @@ from typing import Any
 
 from plait.live.fencing import Fences
 from plait.live.layout import Layout
-from plait.live.protocol.wire import (
-    ENDED,
-    PREEMPTED,
-    RUNNING,
-    Assignment,
-    LeaseSeen,
-    NodeInfo,
-    Observed,
-    Run,
-    Seen,
-    SwitchSeen,
-    Usage,
-)
+from plait.live.protocol import wire
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.options import Options
 from plait.live.store import Store
@@ -34,65 +22,67 @@ class Node:
     """An agent: starts what it is told to, and says so; what ends is up to the test."""
 
     def __init__(self, cluster: Cluster, name: str, gpus: int, kind: str = "gpu", rack: int = 0) -> None:
-        self.cluster, self.info, self.agent = cluster, NodeInfo(name, gpus, kind, rack=rack), f"{name}-a"
+        self.cluster, self.info, self.agent = cluster, wire.NodeInfo(name, gpus, kind, rack=rack), f"{name}-a"
         #: How often its switch has started (0: it does not work), and whether it takes the leases that it is told.
         self.starts, self.leases = 1, True
-        self.seen: dict[Key, Seen] = {}
-        self.answer: Assignment | None = None
+        self.seen: dict[Key, wire.Seen] = {}
+        self.answer: wire.Assignment | None = None
         self.obeys = True
-        self.usage = Usage()
+        self.usage = wire.Usage()
 
-    def observed(self) -> Observed:
+    def observed(self) -> wire.Observed:
         answer = self.answer
         term, reached = (0, 0) if answer is None else (answer.term, answer.version)
         seen = list(self.seen.values())
-        return Observed(self.info, self.agent, term, reached, seen, self.usage, switch=self.switch())
+        return wire.Observed(self.info, self.agent, term, reached, seen, self.usage, switch=self.switch())
 
-    def switch(self) -> SwitchSeen:
+    def switch(self) -> wire.SwitchSeen:
         order = None if self.answer is None else self.answer.switch
         if order is None:
-            return SwitchSeen()
-        leases = [LeaseSeen(one.job, one.epoch) for one in order.leases] if self.leases else []
+            return wire.SwitchSeen()
+        leases = [wire.LeaseSeen(one.job, one.epoch) for one in order.leases] if self.leases else []
         incarnation = f"{self.info.id}-{self.starts}" if self.starts else ""
-        return SwitchSeen(order.name, "", incarnation, "", 4000, 4001, order.aggregators, 0.0, leases=leases)
+        return wire.SwitchSeen(order.name, "", incarnation, "", 4000, 4001, order.aggregators, 0.0, leases=leases)
 
-    def sync(self) -> Assignment:
+    def sync(self) -> wire.Assignment:
         """Tell and hear; processes start at once, and stop (with a checkpoint) when told to."""
         told = self.observed()
         answer = self.cluster.engine.observe(told, self.cluster.now)
         listed = {key(run): run for run in answer.attempts}
         for one in told.attempts:
-            if one.state == ENDED and (one.job, one.epoch, one.rank) not in listed:
+            if one.state == wire.ENDED and (one.job, one.epoch, one.rank) not in listed:
                 self.seen.pop((one.job, one.epoch, one.rank), None)
         self.answer = answer
         if self.obeys:
             self._obey(listed)
         return answer
 
-    def _obey(self, listed: dict[Key, Run]) -> None:
+    def _obey(self, listed: dict[Key, wire.Run]) -> None:
         for k, run in listed.items():
             if k not in self.seen:
                 self.seen[k] = (
-                    Seen(*k, RUNNING, pid=100 + run.job, saves="yes") if not run.stop else ended(k, PREEMPTED)
+                    wire.Seen(*k, wire.RUNNING, pid=100 + run.job, saves="yes")
+                    if not run.stop
+                    else ended(k, wire.PREEMPTED)
                 )
-            elif run.stop and self.seen[k].state != ENDED:
-                self.seen[k] = replace(self.seen[k], state=ENDED, exit_code=PREEMPTED)
+            elif run.stop and self.seen[k].state != wire.ENDED:
+                self.seen[k] = replace(self.seen[k], state=wire.ENDED, exit_code=wire.PREEMPTED)
         for k, one in self.seen.items():
-            if k not in listed and one.state != ENDED:
-                self.seen[k] = replace(one, state=ENDED, exit_code=PREEMPTED)
+            if k not in listed and one.state != wire.ENDED:
+                self.seen[k] = replace(one, state=wire.ENDED, exit_code=wire.PREEMPTED)
 
     def end(self, job: int, exit_code: int | None = 0, rank: int | None = None, **more: Any) -> None:
         for k, one in self.seen.items():
-            if k[0] == job and one.state != ENDED and rank in (None, k[2]):
-                self.seen[k] = replace(one, state=ENDED, exit_code=exit_code, **more)
+            if k[0] == job and one.state != wire.ENDED and rank in (None, k[2]):
+                self.seen[k] = replace(one, state=wire.ENDED, exit_code=exit_code, **more)
 
     def report(self, job: int, **values: Any) -> None:
         for k, one in self.seen.items():
-            if k[0] == job and one.state != ENDED:
+            if k[0] == job and one.state != wire.ENDED:
                 self.seen[k] = replace(one, **values)
 
     def jobs(self) -> set[int]:
-        return {k[0] for k, one in self.seen.items() if one.state == RUNNING}
+        return {k[0] for k, one in self.seen.items() if one.state == wire.RUNNING}
 
 
 class Cluster:
@@ -145,9 +135,9 @@ class Cluster:
         return [entry.type for entry in self.store.entries()]
 
 
-def key(run: Run) -> Key:
+def key(run: wire.Run) -> Key:
     return run.job, run.epoch, run.rank
 
 
-def ended(k: Key, exit_code: int | None, **more: Any) -> Seen:
-    return Seen(*k, ENDED, exit_code=exit_code, **more)
+def ended(k: Key, exit_code: int | None, **more: Any) -> wire.Seen:
+    return wire.Seen(*k, wire.ENDED, exit_code=exit_code, **more)

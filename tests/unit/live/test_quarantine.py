@@ -24,19 +24,7 @@ from local_agent import LocalAgent
 from plait.core.errors import InputError
 from plait.live.fencing import Fences
 from plait.live.layout import Layout, make_private
-from plait.live.protocol.wire import (
-    ENDED,
-    Ask,
-    GroupInfo,
-    Mate,
-    NodeInfo,
-    Observed,
-    Profile,
-    Run,
-    Seen,
-    decode_report,
-    to_json,
-)  # fmt: skip
+from plait.live.protocol import wire
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.records.attempts import Attempt, JobRecord
 from plait.live.scheduler.records.notes import AttemptOver, RankEnded
@@ -93,7 +81,7 @@ def test_files_of_a_job_are_its_own_trouble(node: LocalAgent) -> None:
     service = Cluster(node.layout.home, (8,))
     cases = list(planted())[:: 1 if os.environ.get("PLAIT_SLOW") == "1" else 3]
     for i, (file, data) in enumerate(cases):
-        run = Run(i, 1, 0, 1, ["true"], [i % 8], GroupInfo(f"g{i}", members=[Mate(i, 0)]))
+        run = wire.Run(i, 1, 0, 1, ["true"], [i % 8], wire.GroupInfo(f"g{i}", members=[wire.Mate(i, 0)]))
         folder = make_private(node.layout.rank(i, 1, 0))
         for name in ("runner.json", "exit.json"):
             (folder / name).write_text(json.dumps(good(name)))
@@ -103,12 +91,12 @@ def test_files_of_a_job_are_its_own_trouble(node: LocalAgent) -> None:
         if data == NONSENSE["huge"]:
             os.truncate(path, 50 << 20)
         node.died(run)
-        told = node.want(run, asks=[Ask(i, i, 1, 0)])
-        text = json.dumps(to_json(told), allow_nan=False)
+        told = node.want(run, asks=[wire.Ask(i, i, 1, 0)])
+        text = json.dumps(wire.to_json(told), allow_nan=False)
         assert len(text) < 100_000, (file, data[:80])
-        assert [one.state for one in told.attempts] == [ENDED], (file, data[:80])
+        assert [one.state for one in told.attempts] == [wire.ENDED], (file, data[:80])
         assert "\x1b" not in (told.attempts[0].reason or "")
-        decode_report(text.encode())
+        wire.decode_report(text.encode())
         assert service.engine.fencing.next_epoch(i, 0) < 1000, (file, data[:80])
         path.unlink()
         node.want()
@@ -145,14 +133,14 @@ def test_a_pipe_that_comes_while_an_epoch_is_written_holds_no_scheduler_up(
 
 
 def test_a_runner_without_its_fields_that_is_killed_ends_its_job_alone(node: LocalAgent) -> None:
-    run = Run(
+    run = wire.Run(
         1,
         1,
         0,
         1,
         [sys.executable, "-S", "-c", "import time; time.sleep(600)"],
         [0],
-        GroupInfo("g", members=[Mate(1, 0)]),
+        wire.GroupInfo("g", members=[wire.Mate(1, 0)]),
     )
     with contextlib.ExitStack() as stack:
         told = node.want(run)
@@ -165,21 +153,21 @@ def test_a_runner_without_its_fields_that_is_killed_ends_its_job_alone(node: Loc
             told = node.agent.observe(0.0)
         (attempt.folder / "runner.json").write_text("{}")
         attempt.process.send(signal.SIGKILL)
-        while told.attempts[0].state != ENDED and time.monotonic() < until:
+        while told.attempts[0].state != wire.ENDED and time.monotonic() < until:
             node.agent._wait()
             told = node.agent.observe(0.0)
-    assert (told.attempts[0].state, told.attempts[0].exit_code) == (ENDED, -9)
+    assert (told.attempts[0].state, told.attempts[0].exit_code) == (wire.ENDED, -9)
     assert procs.marked(attempt.mark) == []
 
 
 def test_what_goes_wrong_before_a_process_is_waited_for_is_its_own_trouble(node: LocalAgent) -> None:
-    run = Run(1, 1, 0, 1, ["true"], [0], GroupInfo("g"))
+    run = wire.Run(1, 1, 0, 1, ["true"], [0], wire.GroupInfo("g"))
     with node.agent.lock:
         attempt = node.agent._new(run)
         with node.agent._quarantined(attempt):
             attempt.pidfd = os.pidfd_open(os.getpid())  # `began` opens it, then looks at the job's files
             raise OSError("its page cannot be read")
-    assert (attempt.state, attempt.pidfd) == (ENDED, -1)
+    assert (attempt.state, attempt.pidfd) == (wire.ENDED, -1)
 
 
 ODD_SEEN = [
@@ -193,10 +181,10 @@ def test_a_report_that_cannot_be_read_fails_its_job_and_no_other(tmp_path: Path)
     jobs = c.submit(*[{"retries": 0}] * (len(ODD_SEEN) + 1))
     c.pass_s(3.0)
     assert c.nodes[0].jobs() == set(jobs)
-    data = json.loads(json.dumps(to_json(c.nodes[0].observed())))
+    data = json.loads(json.dumps(wire.to_json(c.nodes[0].observed())))
     for one, odd in zip(data["attempts"], ODD_SEEN, strict=False):
         one |= odd
-    c.engine.observe(decode_report(json.dumps(data).encode()), c.now)
+    c.engine.observe(wire.decode_report(json.dumps(data).encode()), c.now)
     states = [c.state(job) for job in jobs]
     assert states == ["failed"] * len(ODD_SEEN) + ["running"]
     stored = c.store.job(jobs[0])
@@ -215,14 +203,14 @@ def test_a_node_of_another_size_joins_whatever_a_process_of_the_old_one_says(
     odd, other = c.submit({"retries": 0}, {"retries": 0})
     c.pass_s(3.0)
 
-    def broken(ctx: Context, job: JobRecord, attempt: Attempt, seen: Seen) -> None:
+    def broken(ctx: Context, job: JobRecord, attempt: Attempt, seen: wire.Seen) -> None:
         if seen.job == odd:
             raise ZeroDivisionError("odd")
 
     monkeypatch.setattr("plait.live.scheduler.report.report_measurements", broken)
     c.nodes[0].end(odd)
     c.nodes[0].end(other)
-    c.engine.observe(Observed(NodeInfo("n0", 3), "new", attempts=list(c.nodes[0].seen.values())), c.now)
+    c.engine.observe(wire.Observed(wire.NodeInfo("n0", 3), "new", attempts=list(c.nodes[0].seen.values())), c.now)
     assert [c.state(odd), c.state(other)] == ["failed", "finished"]
     assert [node.gpus for node in c.engine.nodes(c.now)] == [3]
     c.store.close()
@@ -233,7 +221,7 @@ def test_numbers_of_a_report_are_never_more_than_a_store_holds(tmp_path: Path) -
     (job,) = c.submit({"retries": 0})
     c.pass_s(3.0)
     odd = {"held_s": 1e308, "first_step_s": 1e308, "last_step_s": math.nan, "ended_s_ago": 1e308, "steps": 1e308,
-           "pid": 10**30, "profile": Profile([1e308] * 4, 1e308, 10**30), "checkpoint_age_s": 1e308}  # fmt: skip
+           "pid": 10**30, "profile": wire.Profile([1e308] * 4, 1e308, 10**30), "checkpoint_age_s": 1e308}  # fmt: skip
     c.nodes[0].report(job, **odd)
     c.pass_s(3.0)
     c.nodes[0].end(job, 10**30, reason="x" * 800_000)
@@ -273,7 +261,7 @@ def test_what_no_store_can_hold_breaks_no_engine(tmp_path: Path) -> None:
 
 
 def test_reasons_of_many_ranks_fit_into_a_report() -> None:
-    seen = [Seen(1, 1, rank, ENDED, reason="\x1b[2J" * 200_000) for rank in range(1000)]
-    text = json.dumps(to_json(Observed(NodeInfo("n0", 8), "a", attempts=seen)))
+    seen = [wire.Seen(1, 1, rank, wire.ENDED, reason="\x1b[2J" * 200_000) for rank in range(1000)]
+    text = json.dumps(wire.to_json(wire.Observed(wire.NodeInfo("n0", 8), "a", attempts=seen)))
     assert len(text) < 4_000_000
     assert "\\u001b" not in text

@@ -13,18 +13,7 @@ from typing import Any
 import pytest
 
 from plait.core.errors import InputError
-from plait.live.protocol.wire import (
-    Adaptive,
-    GpuMean,
-    Memory,
-    NodeInfo,
-    Observed,
-    Profile,
-    Run,
-    Sharing,
-    Usage,
-    to_json,
-)
+from plait.live.protocol import wire
 from plait.live.scheduler.options import Options
 from plait.outlook.log_replay import replay, stored_rows
 from plait.testing.fleet import Disk, Fleet, MemoryDisk, Process, Program, SimulatedAgent
@@ -43,7 +32,7 @@ class Measured(Program):
 
     kind: int = 0
 
-    def process(self, run: Run, disk: Disk, pid: int, now_s: float) -> Process:
+    def process(self, run: wire.Run, disk: Disk, pid: int, now_s: float) -> Process:
         return MeasuredProcess(run, self, disk, pid, now_s)
 
 
@@ -56,17 +45,17 @@ class MeasuredProcess(Process):
             return out
         pace_s, kind = program.pace_s, program.kind
         stage_s = [pace_s * share for share in (0.1, 0.2 + 0.1 * (kind % 3), 0.3, 0.05)]
-        out.update(stage_s=stage_s, skew=0.5 + 0.01 * (steps // 40), memory=Memory(2e9, 1e9 + 1e6 * kind, 0.0))
+        out.update(stage_s=stage_s, skew=0.5 + 0.01 * (steps // 40), memory=wire.Memory(2e9, 1e9 + 1e6 * kind, 0.0))
         if steps > 20:
-            out["profile"] = Profile(stage_s, pace_s * (1 + 0.3 * (steps > 60)), 25)
+            out["profile"] = wire.Profile(stage_s, pace_s * (1 + 0.3 * (steps > 60)), 25)
         if kind % 4 == 1:
             theta = [0.02, 0.004, 0.2, 0.005, 0.03, 0.002, 1.5]
             estimate = [*theta, 1.0 + steps // 30, 2.0, 4.0, None]
-            out["adaptive"] = Adaptive(
+            out["adaptive"] = wire.Adaptive(
                 steps * 1.5, 400.0, 32.0 * self.run.world, estimate, list(map(int, BATCH.values()))
             )
         if kind % 7 == 3 and self.run.rank == 0 and steps > 30:
-            out["sharing"] = Sharing(guest=True, share=0.2, leaves="no room for it" * (steps > 50))
+            out["sharing"] = wire.Sharing(guest=True, share=0.2, leaves="no room for it" * (steps > 50))
         if kind % 11 == 5:  # what no process can report
             out.update(step_s=-1.0, skew=float("nan"), stage_s=[1e308] * 4, gate="\x1b[31m")
         return out
@@ -77,9 +66,9 @@ class Story:
 
     def __init__(self, home: Path, seed: int) -> None:
         self.draw, self.programs = random.Random(seed), dict[int, Measured]()
-        self.assignments, self.told = hashlib.sha256(), dict[str, list[Run]]()
+        self.assignments, self.told = hashlib.sha256(), dict[str, list[wire.Run]]()
         disk = MemoryDisk()
-        nodes = [NodeInfo(f"n{i}", GPUS, rack=i % 2) for i in range(NODES)]
+        nodes = [wire.NodeInfo(f"n{i}", GPUS, rack=i % 2) for i in range(NODES)]
         agents = [SimulatedAgent(node, self.program, disk) for node in nodes]
         options = Options(
             round_s=2.0, lost_s=12.0, lease_s=9.0, progress_s=5.0, usage_s=5.0, estimate_s=8.0, overlap_s=4.0
@@ -89,7 +78,7 @@ class Story:
         for agent in agents:
             agent.observe = self.with_usage(agent)  # type: ignore[method-assign]
 
-    def program(self, run: Run) -> Measured:
+    def program(self, run: wire.Run) -> Measured:
         """The program of a job, the same for all of its processes and attempts."""
         if run.job not in self.programs:
             draw = random.Random(run.job * 7919 + 13)
@@ -105,16 +94,16 @@ class Story:
     def with_usage(self, agent: SimulatedAgent) -> Any:
         observe = agent.observe
 
-        def observed(now_s: float, wait_s: float = 0.0) -> Observed:
-            means = [GpuMean(0.1 * (int(now_s) // 20 % 10), 1e9 * i) for i in range(agent.node.gpus)]
+        def observed(now_s: float, wait_s: float = 0.0) -> wire.Observed:
+            means = [wire.GpuMean(0.1 * (int(now_s) // 20 % 10), 1e9 * i) for i in range(agent.node.gpus)]
             successors = [[run.job, run.epoch, run.rank] for run in self.told.get(agent.node.id, [])]
-            return replace(observe(now_s, wait_s), usage=Usage(0.5, 1e9, means=means), successors=successors)
+            return replace(observe(now_s, wait_s), usage=wire.Usage(0.5, 1e9, means=means), successors=successors)
 
         return observed
 
     def deliver(self, agent: SimulatedAgent, answer: Any) -> list[Any]:
         self.told[agent.node.id] = answer.successors
-        self.assignments.update(json.dumps([agent.node.id, to_json(answer)], sort_keys=True).encode())
+        self.assignments.update(json.dumps([agent.node.id, wire.to_json(answer)], sort_keys=True).encode())
         return [answer]
 
     def happen(self) -> None:

@@ -22,20 +22,7 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobSpec
 from plait.live.fencing import Fences
 from plait.live.layout import Layout
-from plait.live.protocol.wire import (
-    ENDED,
-    RUNNING,
-    Adaptive,
-    GpuMean,
-    Memory,
-    NodeInfo,
-    Observed,
-    Reply,
-    Resources,
-    Seen,
-    Usage,
-    to_json,
-)
+from plait.live.protocol import wire
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.options import Options
 from plait.live.service.http.app import Api, make_app
@@ -65,9 +52,11 @@ class Service:
         assert answer.status_code == 200, answer.text
         return str(answer.json()["id"])
 
-    def sync(self, *seen: Seen, wait_s: float = 0.0, gpus: int = 2, replies: Any = ()) -> dict[str, Any]:
-        told = Observed(NodeInfo("n0", gpus), "agent-1", 1, 0, list(seen), wait_s=wait_s, replies=list(replies))
-        answer = self.ask("POST", "/agent/v1/sync", "agent", json=to_json(told))
+    def sync(self, *seen: wire.Seen, wait_s: float = 0.0, gpus: int = 2, replies: Any = ()) -> dict[str, Any]:
+        told = wire.Observed(
+            wire.NodeInfo("n0", gpus), "agent-1", 1, 0, list(seen), wait_s=wait_s, replies=list(replies)
+        )
+        answer = self.ask("POST", "/agent/v1/sync", "agent", json=wire.to_json(told))
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
         return found
@@ -373,7 +362,7 @@ def test_what_others_run_is_not_shown(service: Service) -> None:
 def test_why_a_job_failed_is_told_to_those_who_may_read_its_log(service: Service) -> None:
     service.submit("ann", retries=0)
     run = assigned(service)
-    over = Seen(run["job"], run["epoch"], run["rank"], ENDED, pid=7, exit_code=1, reason="last lines: hush")
+    over = wire.Seen(run["job"], run["epoch"], run["rank"], wire.ENDED, pid=7, exit_code=1, reason="last lines: hush")
     for _ in range(3):
         service.sync(over)
     assert "hush" in service.ask("GET", "/v1/jobs", "ann").text
@@ -385,7 +374,7 @@ def test_commands_are_in_the_listings_of_those_who_may_see_them(service: Service
     for i in range(4):
         service.submit("ann", name=f"n{i}", gpus=1 + i % 2, command=["my train", "--text", "a 'b'  c", str(i)])
     run = assigned(service)
-    service.sync(Seen(run["job"], run["epoch"], run["rank"], RUNNING, pid=7, steps=3.0, step_s=0.5))
+    service.sync(wire.Seen(run["job"], run["epoch"], run["rank"], wire.RUNNING, pid=7, steps=3.0, step_s=0.5))
     for who in ("ann", "ben", "eve"):
         rows = service.ask("GET", "/v1/jobs", who).json()
         assert rows[0]["command"] == (["my train", "--text", "a 'b'  c", "3"] if who != "ben" else [])
@@ -451,7 +440,7 @@ def test_a_job_from_submission_to_its_end(service: Service) -> None:
     while len(answer["attempts"]) < 2:
         assert time.monotonic() < deadline
         answer = service.sync(wait_s=0.2)
-    runs = [Seen(r["job"], r["epoch"], r["rank"], RUNNING, pid=7, steps=3.0) for r in answer["attempts"]]
+    runs = [wire.Seen(r["job"], r["epoch"], r["rank"], wire.RUNNING, pid=7, steps=3.0) for r in answer["attempts"]]
     service.sync(*runs)
     shown = service.ask("GET", "/v1/jobs/j-0", "ann").json()
     assert (shown["state"], shown["iterations_done"], shown["nodes"]) == ("running", 3.0, ["n0"])
@@ -459,7 +448,7 @@ def test_a_job_from_submission_to_its_end(service: Service) -> None:
     assert service.ask("GET", "/v1/jobs?state=runing", "ann").status_code == 422
     node = service.ask("GET", "/v1/nodes", "ann").json()[0]
     assert (node["id"], node["gpus_used"], node["jobs"]) == ("n0", 2, ["j-0", "j-1"])
-    service.sync(Seen(0, 1, 0, ENDED, pid=7, exit_code=0), runs[1])
+    service.sync(wire.Seen(0, 1, 0, wire.ENDED, pid=7, exit_code=0), runs[1])
     assert service.ask("GET", "/v1/jobs/j-0", "ann").json()["state"] == "finished"
     assert service.ask("DELETE", "/v1/jobs/j-1", "ben").status_code == 403
     assert service.ask("DELETE", "/v1/jobs/j-1", "ann").json()["state"] == "stopping"
@@ -480,9 +469,9 @@ def test_the_sizes_of_an_adaptive_job_are_told_when_it_has_ended(service: Servic
     deadline = time.monotonic() + 20
     while not service.sync(wait_s=0.2)["attempts"]:
         assert time.monotonic() < deadline
-    said = {"pid": 7, "steps": 3.0, "adaptive": Adaptive(9.0, 10.0, 48.0)}
-    service.sync(Seen(0, 1, 0, RUNNING, **said))
-    service.sync(Seen(0, 1, 0, ENDED, exit_code=0, **said))
+    said = {"pid": 7, "steps": 3.0, "adaptive": wire.Adaptive(9.0, 10.0, 48.0)}
+    service.sync(wire.Seen(0, 1, 0, wire.RUNNING, **said))
+    service.sync(wire.Seen(0, 1, 0, wire.ENDED, exit_code=0, **said))
     told = service.ask("GET", "/v1/jobs/j-0/explain", "ann").json()
     assert (told["state"], told["summary"]) == ("finished", "")
     assert [(one["gpus"], one["batch_size"]) for one in told["attempts"]] == [(1, 48.0)]
@@ -596,7 +585,7 @@ def test_logs_come_from_the_agent(service: Service) -> None:
         assert time.monotonic() < deadline
     from concurrent.futures import ThreadPoolExecutor
 
-    def answered(seen: list[Seen], *reply: Any, **more: str) -> Any:
+    def answered(seen: list[wire.Seen], *reply: Any, **more: str) -> Any:
         service.sync(*seen)
         with ThreadPoolExecutor() as pool:
             asked = pool.submit(service.ask, "GET", "/v1/jobs/j-0/logs?offset=2&limit=5", "ann")
@@ -605,12 +594,12 @@ def test_logs_come_from_the_agent(service: Service) -> None:
                 assert time.monotonic() < deadline
                 asks = service.sync(*seen, wait_s=0.2)["ask"]
             assert [asks[0][name] for name in ("job", "epoch", "rank", "offset", "limit")] == [0, 1, 0, 2, 5]
-            service.sync(*seen, replies=[Reply(asks[0]["id"], *reply, **more)])
+            service.sync(*seen, replies=[wire.Reply(asks[0]["id"], *reply, **more)])
             return asked.result()
 
     none = {"text": "", "offset": 2, "next": 2, "size": 0, "epoch": 1, "rank": 0}
     assert answered([], error="no log in here").json() == none, "it has not begun to write"
-    running = [Seen(0, 1, 0, RUNNING, pid=7)]
+    running = [wire.Seen(0, 1, 0, wire.RUNNING, pid=7)]
     assert answered(running, "llo", 2, 5, 12).json() == {**none, "text": "llo", "next": 5, "size": 12}
     assert "node n0: no log in here" in answered(running, error="no log in here").json()["error"]["message"]
 
@@ -641,7 +630,7 @@ def test_a_followed_log_ends_when_the_token_is_revoked(service: Service) -> None
 
 
 def test_agents_speak_for_their_own_node(service: Service) -> None:
-    told = to_json(Observed(NodeInfo("n1", 1), "a"))
+    told = wire.to_json(wire.Observed(wire.NodeInfo("n1", 1), "a"))
     answer = service.ask("POST", "/agent/v1/sync", "agent", json=told)
     assert answer.status_code == 403
     assert "for node n0; it cannot speak for 'n1'" in answer.json()["error"]["message"]
@@ -687,7 +676,7 @@ def test_policy_and_nodes(service: Service) -> None:
 def test_agents_that_talk_nonsense(service: Service) -> None:
     for body in ({}, {"node": 3, "agent": "x"}, {"v": 99, "node": {"id": "a", "gpus": 1}, "agent": "x"}):
         assert service.ask("POST", "/agent/v1/sync", "agent", json=body).status_code == 422
-    told = to_json(Observed(NodeInfo("../x", 1), "a"))
+    told = wire.to_json(wire.Observed(wire.NodeInfo("../x", 1), "a"))
     assert service.ask("POST", "/agent/v1/sync", "agent", json=told).status_code == 403
 
 
@@ -793,14 +782,16 @@ def test_usage_over_time_is_that_of_the_reports(service: Service) -> None:
     job = service.submit()
     assert service.ask("GET", f"/v1/jobs/{job}/usage", "ann").json()["series"] == {}
     run = service.sync()["attempts"] or until_it_runs(service)
-    seen = Seen(
-        0, run[0]["epoch"], 0, RUNNING, steps=40.0, step_s=0.5, stage_s=[0.1, 0.1, 0.2, 0.1], held_s=20.0,
-        last_step_s=19.9, resources=Resources(1.5, 2e9, 3e6, None), memory=Memory(6e9, 1e9),
+    seen = wire.Seen(
+        0, run[0]["epoch"], 0, wire.RUNNING, steps=40.0, step_s=0.5, stage_s=[0.1, 0.1, 0.2, 0.1], held_s=20.0,
+        last_step_s=19.9, resources=wire.Resources(1.5, 2e9, 3e6, None), memory=wire.Memory(6e9, 1e9),
     )  # fmt: skip
     recorder = service.http.app.state.api.usage  # type: ignore[attr-defined]
     for busy in (0.01, 0.9):
-        told = Observed(NodeInfo("n0", 2), "agent-1", 1, 0, [seen], Usage(means=[GpuMean(busy), GpuMean(busy)]))
-        service.ask("POST", "/agent/v1/sync", "agent", json=to_json(replace(told, wait_s=0.0)))
+        told = wire.Observed(
+            wire.NodeInfo("n0", 2), "agent-1", 1, 0, [seen], wire.Usage(means=[wire.GpuMean(busy), wire.GpuMean(busy)])
+        )
+        service.ask("POST", "/agent/v1/sync", "agent", json=wire.to_json(replace(told, wait_s=0.0)))
         assert service.http.portal is not None
         service.http.portal.call(recorder.sample)
     found = service.ask("GET", f"/v1/jobs/{job}/usage?points=10", "ann").json()
