@@ -263,7 +263,28 @@ def advise(past: Past, asked: AdviceRequest, ended: Callable[[int], None] | None
     for policy in (*asked.policies, *filter(None, (asked.policy,))):
         make_policy(policy)
     with Simulations(past, round_s=round_of(past, asked.budget), processes=asked.processes, ended=ended) as simulations:
-        return _advise(simulations, asked)
+        # The fit, the rounds, the sizes of the best, and the recommendation.
+        past, used = simulations.past, asked.policy or simulations.past.policy
+        budget = int(asked.budget * FIT_SHARE)
+        fit = fitted(simulations, (used,) if used else COMMON, given=bool(used), budget=budget)
+        refuse_unfaithful(past, fit)
+        base = Alternative("", "as it was", fit.choice.policy, past.cluster)
+        rivals = [Alternative("policy", text, text, past.cluster) for text in asked.policies if text != base.policy]
+        always = [base, *sizes(past, base.policy, asked.nodes), *quotas(past, base.policy, asked.quotas)]
+        plan = planned(len(rivals), len(always), len(past.jobs), asked.budget - budget)
+        found = in_rounds(plan, rivals, always, mean_jct_s, simulations.of)
+        found |= _best_on_sizes(simulations, found, asked, plan)
+        numbers = {number for number, _ in found.values()}
+        bases = {number: simulations.of([base], plan.rounds[number - 1][1])[0] for number in sorted(numbers)}
+        effects = [
+            effect(past, one, number, number == max(numbers), outcome, base, bases[number], asked.prices, asked.seed)
+            for one, (number, outcome) in found.items()
+            if one != base
+        ]
+        last = next((one.before for one in effects if one.final), None)
+        effects.sort(key=lambda one: (one.before != last, one.change if math.isfinite(one.change) else math.inf))
+        sentences = recommendation(past, fit, effects)
+        return Advice(past, fit, tuple(effects), sentences, simulations.jobs, asked.prices)
 
 
 def _refuse_unknown(prices: Prices, cluster: Cluster) -> None:
@@ -278,31 +299,6 @@ def _refuse_unknown(prices: Prices, cluster: Cluster) -> None:
         raise InputError(
             f"{error}; jobs of this history name no single kind, --cluster does, e.g. --cluster {named}"
         ) from error
-
-
-def _advise(simulations: Simulations, asked: AdviceRequest) -> Advice:
-    """The fit, the rounds, the sizes of the best, and the recommendation."""
-    past, used = simulations.past, asked.policy or simulations.past.policy
-    budget = int(asked.budget * FIT_SHARE)
-    fit = fitted(simulations, (used,) if used else COMMON, given=bool(used), budget=budget)
-    refuse_unfaithful(past, fit)
-    base = Alternative("", "as it was", fit.choice.policy, past.cluster)
-    rivals = [Alternative("policy", text, text, past.cluster) for text in asked.policies if text != base.policy]
-    always = [base, *sizes(past, base.policy, asked.nodes), *quotas(past, base.policy, asked.quotas)]
-    plan = planned(len(rivals), len(always), len(past.jobs), asked.budget - budget)
-    found = in_rounds(plan, rivals, always, mean_jct_s, simulations.of)
-    found |= _best_on_sizes(simulations, found, asked, plan)
-    numbers = {number for number, _ in found.values()}
-    bases = {number: simulations.of([base], plan.rounds[number - 1][1])[0] for number in sorted(numbers)}
-    effects = [
-        effect(past, one, number, number == max(numbers), outcome, base, bases[number], asked.prices, asked.seed)
-        for one, (number, outcome) in found.items()
-        if one != base
-    ]
-    last = next((one.before for one in effects if one.final), None)
-    effects.sort(key=lambda one: (one.before != last, one.change if math.isfinite(one.change) else math.inf))
-    sentences = recommendation(past, fit, effects)
-    return Advice(past, fit, tuple(effects), sentences, simulations.jobs, asked.prices)
 
 
 def _best_on_sizes(

@@ -87,7 +87,15 @@ def draw(
     held_s = np.where(running, now_s - c["last_start_s"], 0.0)
     # Work of jobs that stated none is drawn in seconds since the start, which includes all costs.
     ran_s = np.where(running & (done <= 0), held_s, c["run_s"])
-    work_s = _durations(c, specs, ran_s, silent & ~ended & ~given, rng)
+    # Total seconds of jobs that did not state their work, each longer than it has run.
+    wanted = silent & ~ended & ~given
+    work_s = np.zeros(len(ran_s))
+    finished = np.flatnonzero(c["phase"] == int(Phase.FINISHED))
+    users, models = specs.column("user"), specs.column("model")
+    for job in np.flatnonzero(wanted).tolist():
+        alike = finished[(users[finished] == users[job]) & (models[finished] == models[job])]
+        pool = alike if len(alike) >= ALIKE else finished
+        work_s[job] = _longer(np.sort(c["run_s"][pool]), float(ran_s[job]), rng)
     left = np.maximum(np.where(given, takes_s, work_s - ran_s) / iteration_s, 1.0)
     most = np.maximum((c["time_limit_s"] - ran_s) / iteration_s, 1.0)
     iterations = np.fmin(np.where(silent, done + left, c["iterations"]), done + most)
@@ -114,18 +122,6 @@ def _costs(measured: Sequence[float], unknown_s: float, n: int, rng: Any) -> Flo
         return found
     guess: FloatArray = unknown_s * np.exp(rng.uniform(*np.log(COST_FACTORS), size=n))
     return guess
-
-
-def _durations(c: dict[str, Any], specs: JobBatch, ran_s: FloatArray, wanted: Any, rng: Any) -> FloatArray:
-    """Total seconds of jobs that did not state their work, each longer than it has run."""
-    out = np.zeros(len(ran_s))
-    finished = np.flatnonzero(c["phase"] == int(Phase.FINISHED))
-    users, models = specs.column("user"), specs.column("model")
-    for job in np.flatnonzero(wanted).tolist():
-        alike = finished[(users[finished] == users[job]) & (models[finished] == models[job])]
-        pool = alike if len(alike) >= ALIKE else finished
-        out[job] = _longer(np.sort(c["run_s"][pool]), float(ran_s[job]), rng)
-    return out
 
 
 def _longer(known: FloatArray, than_s: float, rng: Any) -> float:
@@ -159,7 +155,12 @@ class ResumedSimulator(Simulator):
         if len(truth) != n:
             raise InputError(f"the job store has {n} jobs, the assumptions {len(truth)}; give one row a job")
         columns = {name: column[:n] for name, column in job_store.columns.items()}
-        training = _as_said(columns, truth, int(controller.cluster.node_gpus.max()))
+        # Jobs that adapt their batch, or are elastic, continue by their own reports, at the pace of `truth`.
+        per_node = int(controller.cluster.node_gpus.max())
+        slower = truth.iteration_s / columns["iteration_s"]
+        reports = [[(0.0, row)] for row in columns["goodput"]]
+        slower = np.where(np.isfinite(slower), slower, 1.0)
+        training = Training.reported(with_fixed_batches(truth), reports, per_node, slower)
         super().__init__(truth, controller.cluster, replace(settings, overheads=Overheads(), training=training))
         if self.adaptive is not None:
             self.adaptive.trust(columns["goodput"])
@@ -179,14 +180,6 @@ class ResumedSimulator(Simulator):
         self.cost_ms = np.rint((settings.overheads.for_batch(truth) if costs_s is None else costs_s) * 1000)
         self.saves = bool(self.cost_ms[:, CHECKPOINT].any())
         self.news_ms = self.now
-
-
-def _as_said(columns: Mapping[str, Any], truth: JobBatch, per_node: int) -> Training:
-    """Jobs that adapt their batch, or are elastic, continue by their own reports, at the pace of `truth`."""
-    slower = truth.iteration_s / columns["iteration_s"]
-    reports = [[(0.0, row)] for row in columns["goodput"]]
-    slower = np.where(np.isfinite(slower), slower, 1.0)
-    return Training.reported(with_fixed_batches(truth), reports, per_node, slower)
 
 
 def running_now(controller: Controller) -> Groups:

@@ -96,7 +96,7 @@ def _run(ctx: Context, job: JobRecord, attempt: Attempt, index: int, rank: Rank)
         gpus=[rank.gpu],
         group=_group(ctx, job, attempt),
         workdir=request.get("workdir") or "",
-        env=_threads(request)
+        env=({"OMP_NUM_THREADS": str(max(int(request.get("cpus") or 1), 1))} if needs_no_gpu(request) else {})
         | dict(request.get("env") or {})
         | _batch_env(request, attempt)
         | ({CONTAINER_VARIABLE: request["container"]} if request.get("container") else {})
@@ -129,11 +129,6 @@ def _group(ctx: Context, job: JobRecord, attempt: Attempt) -> GroupInfo:
     # It is stopping: it waits for no turn, and others wait for its GPUs, unless it is a guest there.
     mates = [Mate(job.number, 0, len(attempt.ranks))]
     return GroupInfo(f"left-{job.number}-{attempt.epoch}", members=mates, guest=attempt.guest)
-
-
-def _threads(request: Mapping[str, Any]) -> dict[str, str]:
-    """As many threads of NumPy and PyTorch as a job without GPUs has cores."""
-    return {"OMP_NUM_THREADS": str(max(int(request.get("cpus") or 1), 1))} if needs_no_gpu(request) else {}
 
 
 def _servers_env(request: Mapping[str, Any], attempt: Attempt) -> dict[str, str]:

@@ -133,7 +133,9 @@ class GradientHooks:
         usable = now.samples > 0 and not self._odd and any(total)
         divided = self.precondition.dividing
         if samples == 1:
-            self._compare_absent()
+            # Compare parameters without a gradient in this step, which may have one from the last step.
+            for key in self._before.keys() - self._compared:
+                self._apart(*self._before.pop(key))
         self._forget()
         if samples == 1:
             paired = usable and self._before_batch == now.batch and any(local)
@@ -276,11 +278,6 @@ class GradientHooks:
         group = self.precondition.group_of[id(parameter)]
         self._local[group].append(torch.zeros((), dtype=torch.float64, device=gradient.device))
         self._total[group].append(self.precondition.squared(parameter, gradient))
-
-    def _compare_absent(self) -> None:
-        """Compare parameters without a gradient in this step, which may have one from the last step."""
-        for key in self._before.keys() - self._compared:
-            self._apart(*self._before.pop(key))
 
     def _put_back(self) -> None:
         """Restore all stored gradients for the last pass, in which the optimizer and DDP need them."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from plait.core.arrays import FloatArray, IntArray
+from plait.core.arrays import FloatArray
 from plait.core.jit import kernel
 from plait_papers.muri.artifact.state import Rule, State
 from plait_papers.muri.artifact.yarn import GPUS, fits, lay_out
@@ -65,22 +65,19 @@ class Themis(Rule):
                 share = np.full(len(jobs), GPUS / gpus.sum())
             else:
                 share = central_shares(elapsed_s, left_s, own_life, gpus, float(GPUS), share)
-        ordered = jobs[self._most_owed(state, jobs, share)]
-        chosen = ordered[fits(trace.gpus[ordered])]
-        group = np.full(len(trace), -1, dtype=np.int64)
-        group[chosen] = chosen
-        by_size = np.concatenate([chosen[np.argsort(-trace.gpus[chosen], kind="stable")], jobs[group[jobs] < 0]])
-        lay_out(by_size, group, trace.gpus, state.running, state.where)
-
-    def _most_owed(self, state: State, jobs: IntArray, share: FloatArray) -> IntArray:
-        """Positions in `jobs`, by share over attained time, then deficit, then share, all descending."""
+        # Positions in `jobs`, by share over attained time, then deficit, then share, all descending.
         attained_s = state.attained_s[jobs]
         ran = attained_s > 0
         first = np.where(ran, share / np.where(ran, attained_s, 1.0), NEVER_RAN * share)
         deficit_s = self.owed_s[jobs] - attained_s
         self.owed_s[jobs] += share * (state.now_s - self.before_s)
         self.before_s = state.now_s
-        return np.lexsort((-share, -deficit_s, -first))
+        ordered = jobs[np.lexsort((-share, -deficit_s, -first))]
+        chosen = ordered[fits(trace.gpus[ordered])]
+        group = np.full(len(trace), -1, dtype=np.int64)
+        group[chosen] = chosen
+        by_size = np.concatenate([chosen[np.argsort(-trace.gpus[chosen], kind="stable")], jobs[group[jobs] < 0]])
+        lay_out(by_size, group, trace.gpus, state.running, state.where)
 
 
 @kernel

@@ -131,7 +131,14 @@ class Attempt:
         gone = self.ranks[rank]
         gone.ended, gone.exit_code, gone.reason, gone.ended_s = True, exit_code, reason, ended_s
         if self.stop is not None and self.stop not in FAULTS:
-            self._end_asked(rank, reason, started)
+            # Record that a process ended after a requested stop. A rank that is killed in the middle of an exchange
+            # takes down the ranks of its gang that wait for it: their exit codes, and the order of the reports, are no
+            # failure then.
+            codes = [r.exit_code for r in self.ranks if r.ended]
+            if any(code is None or code in TOLD_TO_END for code in codes):
+                self.fault = self.cause = ""
+            elif not self.fault and (code := self.ranks[rank].exit_code) not in (0, PREEMPTED):
+                self.fault, self.cause = FAILED, describe_end(rank, len(self.ranks), code, reason, started)
             return
         if self.fault or exit_code == 0:
             return
@@ -142,18 +149,6 @@ class Attempt:
         else:
             self.fault = REQUEUE if exit_code == PREEMPTED else FAILED
         self.cause = describe_end(rank, len(self.ranks), exit_code, reason, started)
-
-    def _end_asked(self, rank: int, reason: str | None, started: bool) -> None:
-        """Record that a process ended after a requested stop.
-
-        A rank that is killed in the middle of an exchange takes down the ranks of its gang that wait for it: their exit
-        codes, and the order of the reports, are no failure then.
-        """
-        codes = [r.exit_code for r in self.ranks if r.ended]
-        if any(code is None or code in TOLD_TO_END for code in codes):
-            self.fault = self.cause = ""
-        elif not self.fault and (code := self.ranks[rank].exit_code) not in (0, PREEMPTED):
-            self.fault, self.cause = FAILED, describe_end(rank, len(self.ranks), code, reason, started)
 
     def find_cause(self) -> None:
         """Set the cause of a gang's failure: the process that failed first, and the ones that had left before it.
