@@ -22,8 +22,7 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobBatch
 from plait.goodput.fixed_batch import with_fixed_batches
 from plait.live.scheduler.fold import apply
-from plait.live.scheduler.records.entries import Entry, entry_from_json
-from plait.live.scheduler.records.notes import Note
+from plait.live.scheduler.records.notes import Entry, Note, entry_from_json
 from plait.live.scheduler.state import State
 from plait.live.store import Store
 from plait.sim.training import Training, isolated_s

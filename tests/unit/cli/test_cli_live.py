@@ -31,9 +31,8 @@ from plait.live.scheduler.explain.durations import History
 from plait.live.scheduler.explain.outlook import Calibrations, foresee
 from plait.live.scheduler.explain.queue_arrays import Who, arrays_of
 from plait.live.scheduler.fold import apply
-from plait.live.scheduler.records.entries import entry_to_json
 from plait.live.scheduler.records.event_words import _WORDS, in_words, step_in_words
-from plait.live.scheduler.records.notes import KINDS, PolicySet, Requested
+from plait.live.scheduler.records.notes import KINDS, PolicySet, Requested, entry_to_json
 from plait.live.scheduler.records.track_record import TrackRecord
 from plait.live.scheduler.state import State
 from plait.outlook.eta import Eta, Forecast, Interval

@@ -18,7 +18,7 @@ from plait.core.cluster import Node as Machine
 from plait.live.protocol.wire import PREEMPTED, RUNNING, Assignment, Observed
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.fold import apply
-from plait.live.scheduler.records.entries import entry_from_json
+from plait.live.scheduler.records.notes import entry_from_json
 from plait.live.scheduler.state import State
 from plait.outlook.log_replay import replay, stored_rows
 

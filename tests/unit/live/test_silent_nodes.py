@@ -10,7 +10,7 @@ import pytest
 from live_cases import Cluster
 
 from plait.live.scheduler.fold import apply
-from plait.live.scheduler.records.entries import entry_from_json
+from plait.live.scheduler.records.notes import entry_from_json
 from plait.live.scheduler.state import State
 
 

@@ -16,8 +16,7 @@ from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
 from plait.live.scheduler.fold import apply
-from plait.live.scheduler.records.entries import entry_to_json
-from plait.live.scheduler.records.notes import PolicySet, Requested
+from plait.live.scheduler.records.notes import PolicySet, Requested, entry_to_json
 from plait.live.scheduler.state import State
 from plait.outlook.advice import AdviceRequest, advise
 from plait.outlook.page import best, changed, compare_files, pair_page, worst

@@ -20,8 +20,7 @@ from plait.core.goodput import BatchLimits
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.resources import StageProfile
 from plait.live.scheduler.fold import apply
-from plait.live.scheduler.records.entries import entry_to_json
-from plait.live.scheduler.records.notes import PolicySet, Requested
+from plait.live.scheduler.records.notes import PolicySet, Requested, entry_to_json
 from plait.live.scheduler.state import State
 from plait.outlook.fidelity import fidelity
 from plait.outlook.log_replay import read_rows, replay

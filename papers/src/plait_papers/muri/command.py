@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from markupsafe import Markup
 from rich.table import Table
@@ -13,15 +15,28 @@ from plait.core.errors import InputError, suggest
 from plait.core.version import __version__
 from plait.live.notes import note
 from plait.report.charts import GroupedBar, grouped_bars_svg, highest_of
-from plait_papers.evaluation import publish
+from plait_papers.evaluation import Outcome, publish
 from plait_papers.muri import noise, resources, testbed
 from plait_papers.muri.artifact.interleaved import MATCHINGS
+from plait_papers.muri.artifact.themis import SHARES
 from plait_papers.muri.artifact.trace import PERCENTILE_RULE
-from plait_papers.muri.compare import Comparison, Folder, cases_of, figures, missing, rows_of, themis_cases, themis_rows
-from plait_papers.muri.figures import FIGURES, METRICS, NOISE_TRACE, Figure, chosen
-from plait_papers.muri.outcome import MuriOutcome, known, off, paper, seconds, sections, tables
+from plait_papers.muri.compare import (
+    Comparison,
+    Folder,
+    ThemisRow,
+    cases_of,
+    figures,
+    missing,
+    rows_of,
+    themis_cases,
+    themis_rows,
+)
+from plait_papers.muri.figures import FIGURES, LABELS, METRICS, NOISE_TRACE, Figure, chosen
+from plait_papers.muri.noise import SEEDS, NoiseRow
 from plait_papers.muri.published import MARKS
+from plait_papers.muri.resources import ModelRow, OverTimeRow, models_section, over_time_section
 from plait_papers.muri.runs import EVALUATION, Case, Done
+from plait_papers.muri.testbed import ErrorRow, TableRow
 from plait_papers.pages import PaperSection, render
 from plait_papers.requests import MuriRequest
 
@@ -194,3 +209,211 @@ class _Asked:
             models=resources.models() if self.models else [],
             themis=themis_rows(self.bed, done) if self.themis else [],
         )
+
+
+# -- Everything one `plait reproduce muri` found, and its tables for the terminal --------------------------
+
+UNITS = (("s", 1.0), ("h", 3600.0), ("d", 86400.0))
+TABLE_METRICS = {**METRICS, "queue_length": "mean queue (figure 8)"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuriOutcome(Outcome):
+    """Rows by kind."""
+
+    bars: Sequence[Comparison] = ()
+    noise: Sequence[NoiseRow] = ()
+    tables: Sequence[TableRow] = ()
+    testbed: Sequence[ErrorRow] = ()
+    over_time: Sequence[OverTimeRow] = ()
+    models: Sequence[ModelRow] = ()
+    themis: Sequence[ThemisRow] = ()
+
+
+def tables(outcome: MuriOutcome, fits: Callable[[Table], bool] = lambda table: True) -> Iterator[Table]:
+    """One table a figure that has rows; a figure's without the columns least needed until it `fits`."""
+    for key, figure in FIGURES.items():
+        rows = [row for row in outcome.bars if row.figure == key]
+        if rows:
+            yield _figure_table(f"Figure {key}: {figure.title.lower()}", rows, figure.note, fits)
+    for section in sections(outcome):
+        yield section.table()
+
+
+def seconds(value: float, largest: float) -> str:
+    """Seconds in a unit that suits the largest of them.
+
+    >>> seconds(172800, 172800), seconds(90, 100)
+    ('2.00 d', '90 s')
+    """
+    unit, factor = [u for u in UNITS if largest >= 2 * u[1] or u[1] == 1.0][-1]
+    return f"{value / factor:,.2f} {unit}" if factor > 1 else f"{value:,.0f} {unit}"
+
+
+def paper(low: float | None, high: float | None) -> str:
+    """A ratio or a range of ratios.
+
+    >>> paper(1.5, 2.26), paper(2.0, 2.0), paper(None, None)
+    ('1.50 to 2.26', '2.00', '')
+    """
+    if low is None or high is None:
+        return ""
+    return f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
+
+
+def off(ratio: float | None) -> str:
+    """How far from 1 a ratio is, in percent.
+
+    >>> off(1.0214), off(1.0000001), off(None)
+    ('+2.14 %', '0.00 %', '')
+    """
+    if ratio is None:
+        return ""
+    percent = round(100 * (ratio - 1), 2)
+    return f"{percent:+.2f} %" if percent else "0.00 %"
+
+
+def _figure_table(title: str, rows: Sequence[Comparison], note: str, fits: Callable[[Table], bool]) -> Table:
+    left_out = set() if any(row.own_ratio is not None for row in rows) else {OWN}
+    for name in ("", *LEAST_NEEDED):
+        left_out.add(name)
+        columns = {text: cell for text, cell in COLUMNS.items() if text not in left_out}
+        grid = _grid(title, ("trace", "metric", "bar"), tuple(columns))
+        grid.caption = note
+        for i, row in enumerate(rows):
+            same = [r for r in rows if (r.trace, r.metric) == (row.trace, row.metric)]
+            largest = max(r.ours_s for r in same)
+            first = row is same[0]
+            grid.add_row(
+                FIGURES[row.figure].label(row.trace) if first else "",
+                METRICS[row.metric] if first else "",
+                row.bar,
+                *(cell(row, largest) for cell in columns.values()),
+                end_section=i + 1 == len(rows) or row is same[-1],
+            )
+        if fits(grid):
+            break
+    return grid
+
+
+OWN = "plait's world,\nover Muri"
+#: Columns of a figure's table, and their text, given the row's largest value.
+COLUMNS: dict[str, Callable[[Comparison, float], str]] = {
+    "ours": lambda row, largest: seconds(row.ours_s, largest),
+    "authors'": lambda row, largest: "" if row.published_s is None else seconds(row.published_s, largest),
+    "off by": lambda row, largest: off(row.ours_to_published),
+    "over Muri": lambda row, largest: f"{row.ratio:.2f}",
+    "paper": lambda row, largest: paper(row.paper_low, row.paper_high),
+    "guard on": lambda row, largest: seconds(row.consistent_s, largest),
+    "guard on,\nover Muri": lambda row, largest: f"{row.consistent_ratio:.2f}",
+    OWN: lambda row, largest: paper(row.own_ratio, row.own_ratio),
+}
+#: Columns to drop when there is no room, the first one first; the page and the JSON have all.
+LEAST_NEEDED = ("guard on", "authors'", "ours", "guard on,\nover Muri", "off by")
+
+
+def sections(outcome: MuriOutcome) -> Iterator[PaperSection]:
+    """Everything but the figures of bars, one section a kind of rows."""
+    if outcome.noise:
+        yield _noise(outcome.noise)
+    if outcome.tables:
+        yield _tables(outcome.tables)
+    if outcome.testbed:
+        yield _errors(outcome.testbed)
+    if outcome.over_time:
+        yield over_time_section(outcome.over_time)
+    if outcome.models:
+        yield models_section(outcome.models)
+    if outcome.themis:
+        yield _themis(outcome.themis)
+
+
+def _noise(rows: Sequence[NoiseRow]) -> PaperSection:
+    charts = []
+    for label, name in (("Mean JCT", "jct_ratio"), ("Makespan", "makespan_ratio")):
+        bars = [GroupedBar(f"n = {r.noise:g}", f"{r.policy}, {r.world}", getattr(r, name)) for r in rows]
+        charts.append(Markup(grouped_bars_svg(f"{label} over that without noise", bars)))
+    return PaperSection.of(
+        "figure-14", "Figure 14: profile noise",
+        f"Stage times are seen as multiplied by U[1-n, 1+n]; jobs run as they are. Trace 3, {len(SEEDS)} seeds. No "
+        "data is published. Paper: mean JCT x1.0 to x1.3 from n = 0 to 1, below 1 % for n <= 0.2; makespan x1.",
+        ("world", "policy", "noise", "mean JCT over none", "lowest seed", "highest seed", "makespan over none"), 2,
+        [
+            (r.world, r.policy, f"{r.noise:g}", f"{r.jct_ratio:.3f}", f"{r.jct_low:.3f}", f"{r.jct_high:.3f}",
+             f"{r.makespan_ratio:.3f}")
+            for r in rows
+        ],
+        charts,
+    )  # fmt: skip
+
+
+def _tables(rows: Sequence[TableRow]) -> PaperSection:
+    charts = []
+    for metric, label in TABLE_METRICS.items():
+        bars = [
+            GroupedBar(label, r.policy, known(r.ratio), r.paper_ratio, r.paper_ratio)
+            for r in rows
+            if r.metric == metric and metric in METRICS
+        ]
+        charts += [Markup(grouped_bars_svg(f"{label} over Muri", bars, width=506))] if bars else []
+    found = []
+    for row in rows:
+        largest, plain = max(r.ours for r in rows if r.metric == row.metric), row.metric == "queue_length"
+        shown = [f"{v:.1f}" if plain else seconds(v, largest) for v in (row.ours, row.published)]
+        found.append((
+            TABLE_METRICS[row.metric], row.policy, shown[0], shown[1], off(row.ours / row.published),
+            paper(row.ratio, row.ratio), _span(row.interval), f"{row.paper_ratio:.2f}", _span(row.paper_interval),
+        ))  # fmt: skip
+    return PaperSection.of(
+        "tables", "Tables 4 and 5: the testbed trace, simulated with 360 s rounds, next to the 64-GPU testbed",
+        "SRTF and SRSF are over Muri-S, Tiresias and Themis over Muri-L. 95 %: of the ratio over 1,000 draws of the "
+        "jobs with replacement, from our run and from the testbed's logs.",
+        ("metric", "policy", "ours", "testbed", "off by", "over Muri", "95 %", "paper", "95 %"), 2, found, charts, 3,
+    )  # fmt: skip
+
+
+def _span(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
+
+
+def _errors(rows: Sequence[ErrorRow]) -> PaperSection:
+    return PaperSection.of(
+        "testbed", "Simulator against the testbed's logs (simulated / logged - 1)",
+        "job: of each job's completion time; within 5 %: mean JCT and makespan",
+        ("policy", "mean JCT", "makespan", "p99 JCT", "run time", "job p10", "job median", "job p90", "within 5 %"), 1,
+        [
+            (r.policy, *(off(1 + v) for v in (
+                r.avg_jct, r.makespan, r.p99_jct, r.run_time, r.job_p10, r.job_median, r.job_p90
+            )), "yes" if r.within else "no")
+            for r in rows
+        ],
+    )  # fmt: skip
+
+
+def _themis(rows: Sequence[ThemisRow]) -> PaperSection:
+    return PaperSection.of(
+        "themis", "Themis: each published cell of figure 10, by how its free shares are settled",
+        "The released code minimises the largest rho, which one job often decides alone; the shares of others are then "
+        "what its solver stops at. fair: the next largest rho as small as can be. centre: the analytic centre of all "
+        "best shares. equal: the same for all, with which it goes on where its solvers fail.",
+        ("trace", "metric", "published", *(f"{way}, off by" for way in SHARES), "nearest"), 2,
+        [
+            (LABELS[r.trace], METRICS[r.metric], seconds(r.published_s, r.published_s), *(off(v) for v in r.ratios),
+             SHARES[min(range(len(SHARES)), key=lambda i: abs(math.log(r.ratios[i])))])
+            for r in rows
+        ],
+    )  # fmt: skip
+
+
+def _grid(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    grid = Table(title=title, title_justify="left", header_style="bold", caption_justify="left")
+    for name in texts:
+        grid.add_column(name, no_wrap=True)
+    for name in numbers:
+        grid.add_column(name, justify="right")
+    return grid
+
+
+def known(value: float | None) -> float:
+    """NaN for what is not known."""
+    return math.nan if value is None else value

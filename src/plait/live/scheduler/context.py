@@ -27,11 +27,11 @@ from plait.live.protocol.validation import check_entry
 from plait.live.scheduler.fold import apply
 from plait.live.scheduler.options import ANY_SIZE, Options
 from plait.live.scheduler.records.attempts import Attempt, JobRecord, Successor
-from plait.live.scheduler.records.entries import Entry, entry_to_json, jobs_of
 from plait.live.scheduler.records.notes import (
     AttemptBegan,
     AttemptOver,
     CancelAsked,
+    Entry,
     ForecastRecorded,
     Note,
     PolicySet,
@@ -40,6 +40,8 @@ from plait.live.scheduler.records.notes import (
     Requested,
     Restarted,
     Undelivered,
+    entry_to_json,
+    jobs_of,
 )
 from plait.live.scheduler.state import State
 from plait.live.store import Entry as Row

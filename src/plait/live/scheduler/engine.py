@@ -37,7 +37,7 @@ from plait.live.scheduler.context import FENCE_TRIES, Context, EngineCounts, Pen
 from plait.live.scheduler.decide import LATE_S, WATCH_S, admit, decision_s, may_start, release, wake_s
 from plait.live.scheduler.explain import views, waiting
 from plait.live.scheduler.explain.gpu_demand import GpuDemand
-from plait.live.scheduler.explain.queue import queue
+from plait.live.scheduler.explain.views import queue
 from plait.live.scheduler.fold import apply
 from plait.live.scheduler.live_policy import live_policy
 from plait.live.scheduler.measured import report_progress
@@ -46,9 +46,8 @@ from plait.live.scheduler.network.tell import tell
 from plait.live.scheduler.options import Options
 from plait.live.scheduler.reconcile import reconcile
 from plait.live.scheduler.records.attempts import JobRecord
-from plait.live.scheduler.records.entries import entry_from_json
 from plait.live.scheduler.records.network import note_of
-from plait.live.scheduler.records.notes import PolicySet, ServiceStarted, Undelivered
+from plait.live.scheduler.records.notes import PolicySet, ServiceStarted, Undelivered, entry_from_json
 from plait.live.scheduler.report import excuse_silence, silence_s, take_report, watch
 from plait.live.scheduler.requests import admission, changes, losses, operations
 from plait.live.scheduler.state import State
@@ -627,7 +626,7 @@ class Engine:
         return found
 
     def queue(self, now_s: float, limit: int, offset: int) -> Queue:
-        """The order of the queue; see `plait.live.scheduler.explain.queue`."""
+        """The order of the queue; see `plait.live.scheduler.explain.views`."""
         return queue(self.context, self.clock(now_s), limit, offset)
 
     def nodes(self, now_s: float) -> list[NodeRow]:

@@ -12,8 +12,26 @@ from typing import Any
 
 import numpy as np
 
-from plait.control import messages
 from plait.control.controller import Controller
+from plait.control.messages import (
+    Command,
+    Event,
+    JobCancelled,
+    JobFailed,
+    JobFinished,
+    JobRequeued,
+    JobSubmitted,
+    JobUpdated,
+    LaunchFailed,
+    NetworkReported,
+    NodeJoined,
+    NodeLost,
+    NodeSuspected,
+    ProgressReported,
+    Refuse,
+    ReplanDue,
+    UsageReported,
+)
 from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError
 from plait.core.goodput import BatchLimits
@@ -27,13 +45,13 @@ from plait.live.protocol.wire import NodeInfo
 from plait.live.scheduler.leases import follow_grants
 from plait.live.scheduler.live_policy import AGGREGATES, GUESTS_PER_GPU, KILLS, made
 from plait.live.scheduler.records.attempts import ALWAYS, BYSTANDER, ONCE, Attempt, JobRecord, NodeRecord, Rank
-from plait.live.scheduler.records.entries import Entry, jobs_of
 from plait.live.scheduler.records.network import Serving, declared_of
 from plait.live.scheduler.records.notes import (
     AgentRestarted,
     AttemptBegan,
     AttemptOver,
     CancelAsked,
+    Entry,
     ForecastRecorded,
     NetworkSet,
     NodeDrained,
@@ -55,6 +73,7 @@ from plait.live.scheduler.records.notes import (
     SwitchServed,
     Undelivered,
     UpdateAsked,
+    jobs_of,
 )
 from plait.live.scheduler.state import State
 
@@ -64,18 +83,18 @@ MOST_LEARNT = 10_000
 NEWEST = 0.5
 #: Events after which other jobs may run, or the same ones in other groups.
 _CHANGES_GROUPS = (
-    messages.ReplanDue,
-    messages.JobFinished,
-    messages.JobFailed,
-    messages.JobCancelled,
-    messages.JobUpdated,
-    messages.JobRequeued,
-    messages.LaunchFailed,
-    messages.NodeLost,
+    ReplanDue,
+    JobFinished,
+    JobFailed,
+    JobCancelled,
+    JobUpdated,
+    JobRequeued,
+    LaunchFailed,
+    NodeLost,
 )
 
 
-def apply(state: State, entry: Entry) -> Sequence[messages.Command]:
+def apply(state: State, entry: Entry) -> Sequence[Command]:
     """Take the next entry of the log; returns what the controller commands."""
     state.seq += 1
     state.record.reserved_idle_gpu_s = state.reserved_idle_gpu_s(entry.at_s)
@@ -84,63 +103,61 @@ def apply(state: State, entry: Entry) -> Sequence[messages.Command]:
         _NOTES[type(entry)](state, entry)
         follow_grants(state)
         return ()
-    if isinstance(entry, messages.NodeJoined):
+    if isinstance(entry, NodeJoined):
         _node_joined(state, entry)
     assert state.controller is not None, f"{type(entry).__name__} before any node"
-    commands: Sequence[messages.Command]
+    commands: Sequence[Command]
     try:
         commands = state.controller.handle(entry)
     except Exception as error:
-        if not isinstance(entry, messages.ReplanDue):
+        if not isinstance(entry, ReplanDue):
             raise
         # A policy that fails must not take the cluster with it: running jobs continue, and the status shows the reason.
         text = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
         state.policy_error, commands = text, ()
     else:
-        if isinstance(entry, messages.ReplanDue):
+        if isinstance(entry, ReplanDue):
             state.policy_error = ""
     _after(state, entry, commands)
     return commands
 
 
-def _after(state: State, entry: messages.Event, commands: Sequence[messages.Command]) -> None:
+def _after(state: State, entry: Event, commands: Sequence[Command]) -> None:
     assert state.controller is not None
-    if isinstance(entry, messages.ReplanDue):
+    if isinstance(entry, ReplanDue):
         state.decision_s, state.decision_seq = entry.at_s, state.seq
-    if isinstance(entry, messages.NodeJoined) and state.network.declared is not None:
+    if isinstance(entry, NodeJoined) and state.network.declared is not None:
         state.join_network()
     if isinstance(entry, _CHANGES_GROUPS):
         state.update_groups(lambda number: processes_per_gpu(state.jobs[number].request))
-    if isinstance(entry, messages.JobSubmitted):
+    if isinstance(entry, JobSubmitted):
         for number in range(entry.first, entry.first + len(entry.jobs)):
             state.pending.popleft()
             state.jobs[number].admitted = True
-    elif isinstance(entry, messages.NodeLost):
+    elif isinstance(entry, NodeLost):
         state.nodes[entry.node].lost, state.nodes[entry.node].suspect = True, False
         state.touch_node(entry.node)
-    elif isinstance(entry, messages.NodeSuspected):
+    elif isinstance(entry, NodeSuspected):
         state.nodes[entry.node].suspect = entry.suspect
         state.touch_node(entry.node)
-    elif isinstance(entry, messages.JobFinished):
+    elif isinstance(entry, JobFinished):
         for number, end_s in zip(entry.jobs.tolist(), entry.end_s.tolist(), strict=True):
             state.record.came(number, "end", end_s)
-    elif isinstance(entry, (messages.JobFailed, messages.JobCancelled)):
+    elif isinstance(entry, (JobFailed, JobCancelled)):
         for number in entry.jobs.tolist():
             state.record.forget(number)
             job = state.jobs[number]
-            if isinstance(entry, messages.JobCancelled) and entry.by not in ("", job.owner):
+            if isinstance(entry, JobCancelled) and entry.by not in ("", job.owner):
                 job.reason = f"cancelled by {entry.by}"
-    elif isinstance(entry, messages.ProgressReported):
+    elif isinstance(entry, ProgressReported):
         _note_losses(state, entry.jobs.tolist())
-    if isinstance(entry, (messages.JobFinished, messages.JobCancelled)):
+    if isinstance(entry, (JobFinished, JobCancelled)):
         _settle_waits(state, entry.jobs.tolist())
-    if not isinstance(
-        entry, (messages.ProgressReported, messages.UsageReported, messages.NetworkReported, messages.ReplanDue)
-    ):
+    if not isinstance(entry, (ProgressReported, UsageReported, NetworkReported, ReplanDue)):
         state.touched.update(jobs_of(entry))
     for command in commands:
         state.touched.update(jobs_of(command))
-        if isinstance(command, messages.Refuse):
+        if isinstance(command, Refuse):
             _settle_waits(state, command.jobs.tolist())
     follow_grants(state)
 
@@ -152,7 +169,7 @@ def _note_losses(state: State, numbers: Iterable[int]) -> None:
         state.controller.job_store.columns["lost_s"][number] = state.jobs[number].lost_work_s
 
 
-def _node_joined(state: State, event: messages.NodeJoined) -> None:
+def _node_joined(state: State, event: NodeJoined) -> None:
     node, hardware = state.nodes.setdefault(event.node.id, NodeRecord(event.node.id)), event.node
     node.lost = node.drained = node.leaving = node.suspect = False
     state.touched_nodes.add(node.id)

@@ -18,7 +18,7 @@ from plait.live.scheduler.explain.choices import Choice, compare
 from plait.live.scheduler.explain.durations import OWN_PROGRESS, History, draw
 from plait.live.scheduler.explain.outlook import Outlook, assumptions, foresee
 from plait.live.scheduler.explain.queue_copy import QueueCopy, history_of
-from plait.live.scheduler.explain.what_if import Copy, Question
+from plait.live.scheduler.explain.submission import Copy, Question
 from plait.live.store import Store
 
 T = TypeVar("T")

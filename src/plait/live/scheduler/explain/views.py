@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, cast
 
+import numpy as np
+
 from plait.control.controller import Controller
 from plait.control.job_store import refusal
 from plait.control.snapshot import of_active, snapshot
@@ -25,6 +27,8 @@ from plait.live.api.cluster import (
     LostWork,
     NodeRow,
     NodeUsage,
+    Queue,
+    QueuedJob,
     WantedGpus,
 )
 from plait.live.api.jobs import (
@@ -381,3 +385,42 @@ def forecast(ctx: Context, now_s: float) -> Callable[[], dict[str, Any]]:
             pace["starting"] = attempt.lead is None or attempt.lead.first_step_s is None
             facts["paces"][str(new[number])] = pace
     return lambda: {**facts, "controller": snapshot(small)}
+
+
+# -- The order of the queue with the numbers that policies order by ----------------------------------------
+
+
+def queue(ctx: Context, now_s: float, limit: int, offset: int) -> Queue:
+    """`limit` jobs after `offset` in the order of the last decision, first the first."""
+    controller, jobs = ctx.state.controller, list[QueuedJob]()
+    if controller is None:
+        return Queue(now_s, ctx.state.policy_text, 0, jobs)
+    columns, active = controller.job_store.columns, controller.active
+    shown = active[np.lexsort((active, columns["position"][active]))][offset : offset + limit]
+    for place, number in enumerate(shown.tolist(), offset + 1):
+        job = ctx.state.jobs[number]
+        left_s = float(
+            (columns["iterations"][number] - columns["iterations_done"][number]) * columns["iteration_s"][number]
+        )
+        waits = int(columns["phase"][number]) == int(Phase.WAITING)
+        level = int(columns["level"][number])
+        jobs.append(
+            QueuedJob(
+                place=place,
+                id=job_name(number),
+                number=number,
+                name=job.request.get("name") or "",
+                user=job.owner,
+                project=job.project,
+                class_=job.request.get("class") or "guaranteed",
+                priority=job.request.get("priority"),
+                gpus=int(columns["gpus"][number]),
+                waits=waits,
+                level=None if level < 0 else level,
+                attained_gpu_s=round(float(columns["attained_gpu_s"][number]), 3),
+                waited_s=round(now_s - float(columns["pending_since_s"][number]), 3) if waits else None,
+                left_s=round(left_s, 3) if math.isfinite(left_s) else None,
+                reason=waiting_reason(ctx, job) if waits else "",
+            )
+        )
+    return Queue(now_s, ctx.state.policy_text, len(active), jobs)

@@ -1,7 +1,7 @@
 """Why a job waits; how a running job fares next to the jobs that share its GPUs.
 
 Known facts are collected in the engine's thread, quickly. The changes that would start a waiting job are a `Question`,
-which calls the policy itself and is answered elsewhere; see `plait.live.scheduler.explain.what_if`.
+which calls the policy itself and is answered elsewhere; see `plait.live.scheduler.explain.submission`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ BLOCKERS = 8
 def explain(ctx: Context, number: int, now_s: float) -> Explanation:
     """Everything known about the state of the unfinished job `number`; `LookupError` for one that has ended.
 
-    `would_start` is empty: a `plait.live.scheduler.explain.what_if.Question` fills it.
+    `would_start` is empty: a `plait.live.scheduler.explain.submission.Question` fills it.
     """
     job = ctx.state.jobs.get(number)
     if job is None:
