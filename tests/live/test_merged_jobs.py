@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from agent_world import World, group, until
 
-from plait.live.agent.agent import Agent, Settings
+from plait.live.agent.agent import Agent
+from plait.live.agent.node import AgentOptions
 from plait.live.agent.processes import launch
 from plait.live.layout import Layout
 from plait.live.protocol.wire import Run, Seen
@@ -230,7 +231,7 @@ def test_one_that_was_to_share_and_starts_alone_after_all_is_alone(
     monkeypatch.setattr(procs, "prctl", lambda *_: None)
     monkeypatch.setattr(launch, "spawn", lambda *_: os.getpid())
     monkeypatch.setattr(launch, "spawn_host", lambda *_: os.getpid())
-    agent = Agent(layout, Settings("n0", 1))
+    agent = Agent(layout, AgentOptions(node="n0"))
     shared = {"rank": 0, "world": 1, "gpus": [0], "group": group("g1", 1, 2), "merge": "k"}
     one, two = (agent._new(Run(job=job, epoch=1, argv=["python", "x.py"], **shared)) for job in (1, 2))
     agent._spawn([one, two])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
 import typer
 
 from plait.cli.declared import command
@@ -17,44 +21,13 @@ from plait_papers.requests import (
 app = typer.Typer(help="Repeat a published evaluation and compare with its results.", no_args_is_help=True)
 
 
-def _muri(request: MuriRequest) -> None:
-    from plait_papers.muri.command import reproduce_muri
-
-    reproduce_muri(request)
-
-
-def _pollux(request: PolluxRequest) -> None:
-    from plait_papers.pollux.command import reproduce_pollux
-
-    reproduce_pollux(request)
-
-
-def _tiresias(request: TiresiasRequest) -> None:
-    from plait_papers.tiresias import reproduce_tiresias
-
-    reproduce_tiresias(request)
-
-
-def _antman(request: AntManRequest) -> None:
-    from plait_papers.antman.command import reproduce_antman
-
-    reproduce_antman(request)
-
-
-def _ina(request: InaRequest) -> None:
-    from plait_papers.ina.command import reproduce_ina
-
-    reproduce_ina(request)
-
-
-def _everything(request: EverythingRequest) -> None:
-    from plait_papers.everything import reproduce_everything
-
-    reproduce_everything(request)
+def _later(module: str, name: str) -> Callable[[Any], None]:
+    """A function of a module that is imported when it is called: `--help` needs no simulator."""
+    return lambda request: getattr(import_module(f"plait_papers.{module}"), name)(request)
 
 
 @app.command("muri", no_args_is_help=True)
-@command(MuriRequest, _muri)
+@command(MuriRequest, _later("muri.command", "reproduce_muri"))
 def muri() -> None:
     """Muri (SIGCOMM'22): its figures, tables and testbed.
 
@@ -69,7 +42,7 @@ def muri() -> None:
 
 
 @app.command("pollux", no_args_is_help=True)
-@command(PolluxRequest, _pollux)
+@command(PolluxRequest, _later("pollux.command", "reproduce_pollux"))
 def pollux() -> None:
     """Pollux (OSDI'21): its simulation and further studies.
 
@@ -84,7 +57,7 @@ def pollux() -> None:
 
 
 @app.command("tiresias", no_args_is_help=True)
-@command(TiresiasRequest, _tiresias)
+@command(TiresiasRequest, _later("tiresias", "reproduce_tiresias"))
 def tiresias() -> None:
     """Tiresias (NSDI'19): its claims, and studies of its parameters.
 
@@ -100,7 +73,7 @@ def tiresias() -> None:
 
 
 @app.command("antman")
-@command(AntManRequest, _antman)
+@command(AntManRequest, _later("antman.command", "reproduce_antman"))
 def antman() -> None:
     """AntMan (OSDI'20): its cluster experiment, in plait's world.
 
@@ -116,7 +89,7 @@ def antman() -> None:
 
 
 @app.command("ina")
-@command(InaRequest, _ina)
+@command(InaRequest, _later("ina.command", "reproduce_ina"))
 def ina() -> None:
     """In-network aggregation: figures of a reference, and headlines.
 
@@ -132,7 +105,7 @@ def ina() -> None:
 
 
 @app.command("everything")
-@command(EverythingRequest, _everything)
+@command(EverythingRequest, _later("everything", "reproduce_everything"))
 def everything() -> None:
     """All policies on the same jobs, by what they know of durations.
 

@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from plait.live.agent.agent import Agent, Settings
+from plait.live.agent.agent import Agent
+from plait.live.agent.node import AgentOptions
 from plait.live.layout import Layout, make_private
 from plait.live.protocol.wire import Ask, Assignment, Observed, Run
 from plait.live.system import procs
@@ -20,7 +21,7 @@ class LocalAgent:
         self.layout = Layout.at(home)
         make_private(self.layout.node("n0"))
         (self.layout.node("n0") / "enrol").write_text("x")
-        self.agent = Agent(self.layout, Settings("n0", 8, **settings))
+        self.agent = Agent(self.layout, AgentOptions(node="n0", gpus=8, **settings))
         self.agent.log = lambda *_, **__: None  # type: ignore[method-assign]
         children, strays = procs.children(os.getpid()), self.agent._strays
         ours = {pid for child in children for pid in (child, *procs.descendants(child))}

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from plait.core.options import parser
-from plait.live.agent.agent import HELD_BACK, Agent, AlreadyRuns, Settings
+from plait.live.agent.agent import HELD_BACK, Agent, AlreadyRuns
 from plait.live.agent.node import AgentOptions
 from plait.live.layout import Layout
 from plait.live.system import accounts
@@ -38,43 +38,18 @@ def main(args: Sequence[str] | None = None) -> int:
     if options.as_owner and (why := accounts.refusal()):
         read.error(why)
     try:
-        cuda = None if options.cuda is None else _numbers(options.cuda)
+        _ = options.devices
     except ValueError as error:
         read.error(f"argument --cuda: {error}")
-    settings = Settings(
-        node=options.node,
-        gpus=options.gpus if cuda is None else len(cuda),
-        cuda=cuda,
-        url=options.url,
-        stop_jobs=options.stop_jobs,
-        stop_grace_s=options.stop_grace_s,
-        on_loan=options.on_loan,
-        parks=options.parks,
-        rack=options.rack,
-        gpu_kind=options.gpu_kind,
-        slot_memory=options.slot_memory,
-        switch=options.switch,
-        as_owner=options.as_owner,
-    )
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)  # readers of agent.json may signal it before `run`
     try:
-        agent = Agent(Layout.at(options.home), settings)
+        agent = Agent(Layout.at(options.home), options)
     except AlreadyRuns as error:
         print(f"plait agent: {error}", file=sys.stderr)
         return 3
     agent.run()
     sys.stderr.flush()
     os._exit(0)  # threads may still wait for answers that are no longer needed
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"{text!r} is no list of GPU numbers such as 0,1") from None
-    if len(set(numbers)) != len(numbers) or min(numbers) < 0:
-        raise ValueError(f"{text!r} names a GPU twice, or one below 0")
-    return numbers
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from plait.live.agent.lease import Lease, sound_lease_s
 from plait.live.agent.link import Link
 from plait.live.agent.logs import read_part
 from plait.live.agent.monitor import Busy, GpuWindow, ProcessUsage, disk_bytes
-from plait.live.agent.node import AlreadyRuns, Settings, take_node
+from plait.live.agent.node import AgentOptions, AlreadyRuns, take_node
 from plait.live.agent.outside import BEGIN_S, OutsideWatch
 from plait.live.agent.processes import container
 from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S, LocalAttempt
@@ -53,7 +53,7 @@ from plait.live.system import procs
 from plait.live.system.accounts import job_folder, owner_of
 from plait.live.system.procs import Process
 
-__all__ = ["HELD_BACK", "Agent", "AlreadyRuns", "Settings"]
+__all__ = ["HELD_BACK", "Agent", "AgentOptions", "AlreadyRuns"]
 
 _TICK_S = 0.5
 #: The end of one of several jobs in a process wakes no waiting call, and neither do guests that have freed memory.
@@ -71,7 +71,7 @@ HELD_BACK = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1))
 class Agent(ProcessManager):
     """The agent of one node; `run` returns after a signal to end."""
 
-    def __init__(self, layout: Layout, settings: Settings) -> None:
+    def __init__(self, layout: Layout, settings: AgentOptions) -> None:
         """Take the node, and reattach to what an earlier agent started. Raises `AlreadyRuns`, OSError."""
         self.id = secrets.token_hex(8)
         self.lock = threading.RLock()
@@ -82,7 +82,7 @@ class Agent(ProcessManager):
         self.term, self.reached = self.journal.memory.term, 0
         self.epochs = self.journal.memory.epochs
         self.replies: list[Reply] = []
-        self._window, self._process_usage = GpuWindow(settings.gpus), ProcessUsage()
+        self._window, self._process_usage = GpuWindow(settings.slots), ProcessUsage()
         self._watch = OutsideWatch(self.folder, self.monitor.node.cpus, disk_bytes)
         self._began_s = procs.boot_s()
         self._pool = ThreadPoolExecutor(_CONSOLE_THREADS, "console")
@@ -106,7 +106,7 @@ class Agent(ProcessManager):
         self._record = {"pid": me.pid, "start_time": me.start_time, "boot": me.boot, "agent": self.id}
         procs.write_json(
             self.folder / "agent.json",
-            self._record | {"gpus": settings.gpus, "cuda": settings.cuda, "rack": settings.rack},
+            self._record | {"gpus": settings.slots, "cuda": settings.devices, "rack": settings.rack},
         )
 
     def _address(self) -> tuple[tuple[str, ...], str]:
@@ -425,7 +425,7 @@ class Agent(ProcessManager):
             signal.signal(number, self._leave_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
         self.log(
-            "agent", pid=os.getpid(), gpus=self.settings.gpus, cuda=self.settings.cuda, attempts=len(self.attempts)
+            "agent", pid=os.getpid(), gpus=self.settings.slots, cuda=self.settings.devices, attempts=len(self.attempts)
         )
         self.coordinator.start()
         self.switch.start()

@@ -1,4 +1,4 @@
-"""The node of an agent: its settings, their options, and the lock that gives it to one agent.
+"""The node of an agent: its options, and the lock that gives it to one agent.
 
 The options are declared once: for the parser of the agent, and for the words with which backends start one.
 """
@@ -23,43 +23,20 @@ class AlreadyRuns(Exception):
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The settings of an agent.
-
-    `cuda`: the machine's numbers of its GPUs, None for CPU slots. `on_loan`: the node
-    returns to its owner when the agent ends, so the agent ends when it has lost the service for good. `parks`: if the
-    agent is stopped while no service runs, jobs run on without a lease; services are started on this machine only, and
-    begin with `lease.unpark`. `slot_memory`: GB of memory of each CPU slot, None: not limited. `switch`: the
-    only switch that the node may serve, "" for that of its rack. `as_owner`: jobs run as the accounts of their owners.
-    """
-
-    node: str
-    gpus: int
-    cuda: list[int] | None = None
-    url: str | None = None
-    stop_jobs: bool = False
-    stop_grace_s: float = 10.0
-    on_loan: bool = False
-    parks: bool = False
-    rack: int = 0
-    gpu_kind: str | None = None
-    slot_memory: float | None = None
-    switch: str = ""
-    as_owner: bool = False
-
-
-@dataclass(frozen=True)
 class AgentOptions:
-    """The options of an agent; see `Settings`."""
+    """The options of an agent.
+
+    `on_loan`: the node returns to its owner when the agent ends, so the agent ends when it has lost the service for
+    good. `parks`: if the agent is stopped while no service runs, jobs run on without a lease; services are started on
+    this machine only, and begin with `lease.unpark`.
+    """
 
     home: str | None = option("Folder of the cluster", default=None, unset="PLAIT_HOME, else ~/.plait")
     node: str = option("Name of the node", default="n0")
     gpus: int = option("Number of CPU slots, without --cuda", default=1)
     fake: bool = option("Use CPU slots, as without --cuda", default=False)
     cuda: str | None = option("Indices of the machine's GPUs, e.g. 0,1", default=None)
-    rack: int = option(
-        "Number of the node's rack; gangs are placed within one rack where possible", default=Settings.rack
-    )
+    rack: int = option("Number of the node's rack; gangs are placed within one rack where possible", default=0)
     slot_memory: float | None = option("Memory of each CPU slot, GB", default=None, unset="not limited")
     gpu_kind: str | None = option("GPU kind of the node", default=None, unset="as the driver reports")
     url: str | None = option("URL of the service", default=None, unset="read from service.json")
@@ -75,9 +52,25 @@ class AgentOptions:
         "The service runs on this machine: at SIGTERM without a running service, jobs keep running without a lease",
         default=False,
     )
-    stop_grace_s: float = option(
-        "Longest grace period of jobs that the agent stops, seconds", default=Settings.stop_grace_s
-    )
+    stop_grace_s: float = option("Longest grace period of jobs that the agent stops, seconds", default=10.0)
+
+    @property
+    def devices(self) -> list[int] | None:
+        """The machine's numbers of its GPUs, None for CPU slots; raises `ValueError` for a text that is no list."""
+        if self.cuda is None:
+            return None
+        try:
+            numbers = [int(part) for part in self.cuda.split(",")]
+        except ValueError:
+            raise ValueError(f"{self.cuda!r} is no list of GPU numbers such as 0,1") from None
+        if len(set(numbers)) != len(numbers) or min(numbers) < 0:
+            raise ValueError(f"{self.cuda!r} names a GPU twice, or one below 0")
+        return numbers
+
+    @property
+    def slots(self) -> int:
+        """The number of its GPUs, or of its CPU slots."""
+        return self.gpus if self.devices is None else len(self.devices)
 
 
 def take_node(layout: Layout, node: str) -> int:

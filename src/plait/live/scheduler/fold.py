@@ -82,16 +82,7 @@ MOST_LEARNT = 10_000
 #: How much the last restart counts in the average of what restarts cost a job.
 NEWEST = 0.5
 #: Events after which other jobs may run, or the same ones in other groups.
-_CHANGES_GROUPS = (
-    ReplanDue,
-    JobFinished,
-    JobFailed,
-    JobCancelled,
-    JobUpdated,
-    JobRequeued,
-    LaunchFailed,
-    NodeLost,
-)
+_CHANGES_GROUPS = (ReplanDue, JobFinished, JobFailed, JobCancelled, JobUpdated, JobRequeued, LaunchFailed, NodeLost)
 
 
 def apply(state: State, entry: Entry) -> Sequence[Command]:
@@ -277,7 +268,6 @@ def _attempt_began(state: State, note: AttemptBegan) -> None:
     group = state.groups.by_job.get(job.number)
     job.attempt.guest, job.attempt.device_bytes = group is not None and group.guest, job.device_bytes
     # Whether the ranks of its attempt get grant files: where there are several, and a network.
-    assert job.attempt is not None
     job.attempt.networked = (
         state.network.declared is not None and len(job.attempt.ranks) > 1 and ina_of(job.request).mode != "off"
     )

@@ -22,7 +22,7 @@ from plait.live.agent.journal import Journal, Key
 from plait.live.agent.lease import NodeLease
 from plait.live.agent.monitor import Monitor
 from plait.live.agent.network.switch_host import SwitchHost
-from plait.live.agent.node import Settings
+from plait.live.agent.node import AgentOptions
 from plait.live.agent.processes import launch
 from plait.live.agent.processes.attempt import LocalAttempt
 from plait.live.agent.processes.console import Consoles
@@ -51,20 +51,20 @@ _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE
 class ProcessManager:
     """Starts, reattaches to, ends and collects the processes of a node; calls `changed` when something changed."""
 
-    def __init__(self, layout: Layout, settings: Settings, changed: Callable[[], None]) -> None:
+    def __init__(self, layout: Layout, settings: AgentOptions, changed: Callable[[], None]) -> None:
         """Read the journal; `reattach` to its attempts once `changed` can be called."""
         self.layout, self.settings, self._changed = layout, settings, changed
         self.folder = layout.node(settings.node)
         self.monitor = Monitor(
             settings.node,
-            settings.gpus,
-            settings.cuda,
+            settings.slots,
+            settings.devices,
             rack=settings.rack,
             gpu_kind=settings.gpu_kind,
             slot_memory_bytes=1e9 * (settings.slot_memory or 0.0),
         )
         self.consoles = Consoles()
-        self._threads = max(1, int(self.monitor.node.cpus // max(1, settings.gpus)))
+        self._threads = max(1, int(self.monitor.node.cpus // max(1, settings.slots)))
         self.gates = Gates(layout, settings.node, self.log)
         self.journal = Journal(self.folder / "journal.jsonl")
         if settings.as_owner:  # accounts pass through to their jobs' folders, and to the files in shared memory
@@ -280,7 +280,7 @@ class ProcessManager:
 
     def environment(self, run: Run) -> dict[str, str]:
         """All variables of a process of a job; raises `InputError` if it has no account."""
-        return launch.environment(run, self.layout, self.settings.cuda, self._threads, self.account(run))
+        return launch.environment(run, self.layout, self.settings.devices, self._threads, self.account(run))
 
     def _start_beside(self, runs: list[Run]) -> None:
         """Start the successors of running attempts, and end successors that no attempt needs."""
