@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
-from typing import Any
-
 import typer
 
 from plait.cli.declared import command
@@ -21,13 +17,8 @@ from plait_papers.requests import (
 app = typer.Typer(help="Repeat a published evaluation and compare with its results.", no_args_is_help=True)
 
 
-def _later(module: str, name: str) -> Callable[[Any], None]:
-    """A function of a module that is imported when it is called: `--help` needs no simulator."""
-    return lambda request: getattr(import_module(f"plait_papers.{module}"), name)(request)
-
-
 @app.command("muri", no_args_is_help=True)
-@command(MuriRequest, _later("muri.command", "reproduce_muri"))
+@command(MuriRequest, "plait_papers.muri.command:reproduce_muri")
 def muri() -> None:
     """Muri (SIGCOMM'22): its figures, tables and testbed.
 
@@ -42,7 +33,7 @@ def muri() -> None:
 
 
 @app.command("pollux", no_args_is_help=True)
-@command(PolluxRequest, _later("pollux.command", "reproduce_pollux"))
+@command(PolluxRequest, "plait_papers.pollux.command:reproduce_pollux")
 def pollux() -> None:
     """Pollux (OSDI'21): its simulation and further studies.
 
@@ -57,7 +48,7 @@ def pollux() -> None:
 
 
 @app.command("tiresias", no_args_is_help=True)
-@command(TiresiasRequest, _later("tiresias", "reproduce_tiresias"))
+@command(TiresiasRequest, "plait_papers.tiresias:reproduce_tiresias")
 def tiresias() -> None:
     """Tiresias (NSDI'19): its claims, and studies of its parameters.
 
@@ -73,7 +64,7 @@ def tiresias() -> None:
 
 
 @app.command("antman")
-@command(AntManRequest, _later("antman.command", "reproduce_antman"))
+@command(AntManRequest, "plait_papers.antman.command:reproduce_antman")
 def antman() -> None:
     """AntMan (OSDI'20): its cluster experiment, in plait's world.
 
@@ -89,7 +80,7 @@ def antman() -> None:
 
 
 @app.command("ina")
-@command(InaRequest, _later("ina.command", "reproduce_ina"))
+@command(InaRequest, "plait_papers.ina.command:reproduce_ina")
 def ina() -> None:
     """In-network aggregation: figures of a reference, and headlines.
 
@@ -105,7 +96,7 @@ def ina() -> None:
 
 
 @app.command("everything")
-@command(EverythingRequest, _later("everything", "reproduce_everything"))
+@command(EverythingRequest, "plait_papers.everything:reproduce_everything")
 def everything() -> None:
     """All policies on the same jobs, by what they know of durations.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, fields
+from pkgutil import resolve_name
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -15,12 +16,13 @@ _CONTEXT = "context"
 
 
 def command(
-    request: type[Any], run: Callable[..., object], *, context: bool = False
+    request: type[Any], run: Callable[..., object] | str, *, context: bool = False
 ) -> Callable[[Callable[[], None]], Callable[..., None]]:
     """Turn a function that has only a name and a docstring into a command: it calls `run(request(**options))`.
 
     Annotations of the fields are `Annotated[type, typer.Option(...)]`, as for parameters of a command, or the fields
-    are options of `plait.core.options`. With `context`, `run` also gets the context of the command.
+    are options of `plait.core.options`. With `context`, `run` also gets the context of the command. `run` may be
+    `module:function`, imported when it is called: help needs no simulator.
     """
     hints = get_type_hints(request, include_extras=True)
     hints |= {one.name: Annotated[hints[one.name], _parameter(one)] for one in declared(request)}
@@ -37,7 +39,7 @@ def command(
     def decorate(named: Callable[[], None]) -> Callable[..., None]:
         def call(**given: Any) -> None:
             more = [given.pop(_CONTEXT)] if context else []
-            run(request(**given), *more)
+            (resolve_name(run) if isinstance(run, str) else run)(request(**given), *more)
 
         call.__name__, call.__doc__, call.__module__ = named.__name__, named.__doc__, named.__module__
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

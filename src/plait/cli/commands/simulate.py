@@ -17,13 +17,7 @@ if TYPE_CHECKING:
 JOBS_FILE = "Jobs of a run, of `plait simulate --jobs-csv`."
 
 
-def _answer(request: Request) -> None:
-    from plait.cli.experiments.simulation import answer
-
-    answer(request)
-
-
-@command(Request, _answer)
+@command(Request, "plait.cli.experiments.simulation:answer")
 def simulate() -> None:
     """Simulate traces under one or more policies and compare them.
 
@@ -34,13 +28,7 @@ def simulate() -> None:
     """
 
 
-def _answer_sweep(request: SweepRequest) -> None:
-    from plait.cli.experiments.sweep_runner import run_sweep
-
-    run_sweep(request)
-
-
-@command(SweepRequest, _answer_sweep)
+@command(SweepRequest, "plait.cli.experiments.sweep_runner:run_sweep")
 def sweep() -> None:
     """Run a grid of policies, loads, seeds and clusters.
 

@@ -55,14 +55,8 @@ def show(
         show_network(made, found)
 
 
-def _simulate(request: PacketsRequest) -> None:
-    from plait.cli.commands.network.packets import simulate
-
-    simulate(request)
-
-
 @app.command("simulate")
-@command(PacketsRequest, _simulate)
+@command(PacketsRequest, "plait.cli.commands.network.packets:simulate")
 def simulate() -> None:
     """Simulate in-network aggregation packet by packet.
 
@@ -142,14 +136,8 @@ def status(
         show_cluster(found)
 
 
-def _bench(request: BenchRequest) -> None:
-    from plait.cli.commands.network.bench import bench
-
-    bench(request)
-
-
 @app.command("bench")
-@command(BenchRequest, _bench)
+@command(BenchRequest, "plait.cli.commands.network.bench:bench")
 def bench() -> None:
     """Measure buckets through a switch, compared to gloo.
 
