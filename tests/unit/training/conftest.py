@@ -1,12 +1,19 @@
-"""Players at a gate, a group to put them in, and a page of a rank; everything is gone after the test."""
+"""A fork server, players at a gate, a group to put them in, and a page of a rank; everything is gone after the test."""
 
 from __future__ import annotations
 
 import pytest
+from attempts import Forker, the_forker
 from gate_process import Player
 
 from plait.runtime.gates import GroupMember, make_group
 from plait.runtime.page import Page
+
+
+@pytest.fixture(scope="module")
+def forker() -> Forker:
+    """Starts jobs' processes; the same one for all tests."""
+    return the_forker()
 
 
 @pytest.fixture

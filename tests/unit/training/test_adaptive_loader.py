@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attempts import PREEMPTED, Forker, free_port, the_forker
+from attempts import PREEMPTED, Forker, free_port
 
 from plait.core.errors import InputError
 from plait.runtime.page import Page
@@ -299,11 +299,6 @@ def test_a_loader_of_ones_own_gets_the_indices() -> None:
 
 
 # --- real processes ---
-
-
-@pytest.fixture(scope="module")
-def forker() -> Forker:
-    return the_forker()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from attempts import HOOK, PREEMPTED, ROOT, SCRIPTS, Attempt, Forker, environment, the_forker
+from attempts import HOOK, PREEMPTED, ROOT, SCRIPTS, Attempt, Forker, environment
 
 from plait.core.resources import Resource
 from plait.runtime.page import JobState, Page
@@ -19,11 +19,6 @@ from plait.training import AttachedJob, attach
 torch = pytest.importorskip("torch")
 EXAMPLES = ROOT / "examples" / "training"
 STORAGE, CPU, GPU, NETWORK = Resource
-
-
-@pytest.fixture(scope="module")
-def forker() -> Forker:
-    return the_forker()
 
 
 def played(forker: Forker, job: Path, what: str) -> tuple[Attempt, str]:

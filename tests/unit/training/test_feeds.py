@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from attempts import PREEMPTED, Forker, steps_saved, the_forker
+from attempts import PREEMPTED, Forker, steps_saved
 
 from sampling import sample
 
@@ -31,11 +31,6 @@ EXACT = [
     "stateful, own state",
     "stateful stream",
 ]
-
-
-@pytest.fixture(scope="module")
-def forker() -> Forker:
-    return the_forker()
 
 
 def losses(path: Path) -> dict[int, str]:

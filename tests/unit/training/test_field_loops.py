@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from attempts import PREEMPTED, Forker, steps_saved, the_forker
+from attempts import PREEMPTED, Forker, steps_saved
 
 from plait.runtime.page import Saves
 from plait.training.loader import consumers
@@ -47,11 +47,6 @@ EXACT = {
     "weights follow losses": [9, 2],
     "weights follow losses, workers": [9],
 }
-
-
-@pytest.fixture(scope="module")
-def forker() -> Forker:
-    return the_forker()
 
 
 @pytest.mark.parametrize("kind", EXACT)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from attempts import Attempt, Forker, free_port, same_weights, the_forker
+from attempts import Attempt, Forker, free_port, same_weights
 
 from plait.core.resources import Resource
 from plait.runtime.gates import GATES, Group, GroupMember, make_group
@@ -14,11 +14,6 @@ from plait.runtime.page import VERSION
 
 pytest.importorskip("torch")
 STORAGE, CPU, GPU, NETWORK = Resource
-
-
-@pytest.fixture(scope="module")
-def forker() -> Forker:
-    return the_forker()
 
 
 def tell(run_dir: Path, group: Group, job: int, rank: int = 0) -> None:

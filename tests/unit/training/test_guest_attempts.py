@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from attempts import PREEMPTED, Attempt, Forker, same_weights, steps_saved, the_forker
+from attempts import PREEMPTED, Attempt, Forker, same_weights, steps_saved
 
 from plait.core.resources import Resource
 from plait.runtime.guest_gate import Neighbours
@@ -16,11 +16,6 @@ from plait.runtime.page import VERSION, Page
 from plait.sharing.directive import Action, Directive
 
 pytest.importorskip("torch")
-
-
-@pytest.fixture(scope="module")
-def forker() -> Forker:
-    return the_forker()
 
 
 class Player:

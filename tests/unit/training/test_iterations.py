@@ -6,17 +6,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from attempts import PREEMPTED, Forker, same_weights, steps_saved, the_forker
+from attempts import PREEMPTED, Forker, same_weights, steps_saved
 
 from plait.training.profiler import MOST, WARM_UP
 from plait.training.stages import GLANCE_S
 
 pytest.importorskip("torch")
-
-
-@pytest.fixture(scope="module")
-def forker() -> Forker:
-    return the_forker()
 
 
 @pytest.mark.parametrize(

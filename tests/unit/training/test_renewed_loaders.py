@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from attempts import PREEMPTED, Forker, the_forker
+from attempts import PREEMPTED, Forker
 
 #: By kind: the lines after which the process is stopped, in one attempt each.
 EXACT = {
@@ -31,11 +31,6 @@ EXACT = {
     "without_epochs": [9, 2],
     "number_drawn_in_each_epoch": [9],
 }
-
-
-@pytest.fixture(scope="module")
-def forker() -> Forker:
-    return the_forker()
 
 
 def run(forker: Forker, job: Path, epoch: int, trace: Path, kind: str, stop: int) -> str:

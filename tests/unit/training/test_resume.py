@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from attempts import PREEMPTED, SCRIPTS, Forker, environment, free_port, same_weights, steps_saved, the_forker
+from attempts import PREEMPTED, SCRIPTS, Forker, environment, free_port, same_weights, steps_saved
 
 from sampling import sample
 
@@ -20,11 +20,6 @@ WAYS = {
     "two workers": ["--workers", "2"],
     "workers that stay": ["--workers", "2", "--persistent"],
 }
-
-
-@pytest.fixture(scope="module")
-def forker() -> Forker:
-    return the_forker()
 
 
 @pytest.mark.parametrize("way", WAYS)
