@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,6 @@ class Comparison:
     own_policy: str = ""
     own_s: float | None = None
     own_ratio: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields as a dictionary for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ at every event instead, which at every round would slow groups by up to a fifth 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -69,10 +68,6 @@ class ErrorRow:
     job_median: float
     job_p90: float
     within: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields as a dictionary for JSON."""
-        return asdict(self)
 
 
 def missing(folder: Folder, *, logs: bool) -> list[str]:

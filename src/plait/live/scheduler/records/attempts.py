@@ -170,16 +170,6 @@ class Attempt:
         if left:
             self.cause = left_before(self.cause, left)
 
-    def to_json(self) -> dict[str, Any]:
-        """All but what was seen."""
-        out: dict[str, Any] = _RECORDS.encode(self)
-        return out
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Attempt:
-        """The attempt that `to_json` wrote."""
-        return _RECORDS.decode(cls, data)
-
 
 @dataclass(slots=True)
 class JobRecord:
