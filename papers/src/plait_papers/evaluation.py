@@ -24,10 +24,9 @@ from plait.cli.experiments.outputs import STDOUT, Outputs
 from plait.cli.render.console import Bar, console
 from plait.core.codec.values import Codec
 from plait.core.errors import InputError
-from plait.core.files import replace_file
+from plait.core.files import replace_file, write_text
 from plait.core.words import counted
 from plait.live.notes import note
-from plait.report.files import write_text
 from plait.sim.studies.cases import over_processes
 
 #: Called with the number of further jobs that have ended.

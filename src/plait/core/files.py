@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 #: Mode of a file for its owner alone, and of a file that only the umask restricts.
 OWNER_ONLY, SHARED = 0o600, 0o666
@@ -109,3 +109,20 @@ def flush_to_disk(path: str | os.PathLike[str]) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# -- Text files of a report: their folder is made, and they appear whole or not at all ---------------------
+
+
+@contextmanager
+def whole_file(path: str | Path) -> Iterator[TextIO]:
+    """A text file to write; takes the place of `path` when the block ends, and leaves nothing if it fails."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as part, open(part, "w", encoding="utf-8", newline="") as file:
+        yield file
+
+
+def write_text(path: str | Path, text: str) -> None:
+    with whole_file(path) as file:
+        file.write(text)

@@ -21,7 +21,7 @@ from plait.control.history import SpanEnd
 from plait.control.metrics import RunResult
 from plait.control.step_functions import Steps
 from plait.core.errors import InputError
-from plait.report.files import whole_file
+from plait.core.files import whole_file
 
 #: Colours and dashes by line, so that lines can be distinguished without colours.
 PENS = (("#2b83ba", ""), ("#e0692a", "7 3"), ("#1f9d76", "2 3"), ("#a88a1c", "10 3 2 3"), ("#7a67d0", "14 4"))

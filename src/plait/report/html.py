@@ -21,7 +21,7 @@ from plait.control.compare import Comparison, compare
 from plait.control.history import SpanEnd, Timeline
 from plait.control.metrics import RunResult
 from plait.core.arrays import FloatArray, IntArray
-from plait.report.files import write_text
+from plait.core.files import write_text
 from plait.report.metrics import METRICS, Metric, best, show, unit_of
 from plait.report.tables import baselines, change, comparable, cost_sections, figure, knowledges, labels, time_unit_of
 

@@ -12,10 +12,10 @@ import numpy as np
 from markupsafe import Markup
 
 from plait.core.arrays import FloatArray
+from plait.core.files import write_text
 from plait.network.packets.results import JobFigures, PacketResults
 from plait.network.protocol.header import COLLIDED, DATA, EVICT, EXPONENT, RESEND, RESULT
 from plait.report.charts import STYLE, ChartLine, series_svg, text_at, unit_of_time
-from plait.report.files import write_text
 from plait.report.sections import Section, sections_page
 
 #: Column of a table of runs or jobs -> (unit, meaning).

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from plait.control.compare import Comparison, compare
 from plait.control.metrics import RunResult
+from plait.core.files import whole_file, write_text
 from plait.policies.catalog import knowledge
-from plait.report.files import whole_file, write_text
 from plait.report.metrics import METRICS, Metric, best, show, time_unit, unit_of
 
 #: Owners of jobs, by the column that names them, and what a job without one is called.

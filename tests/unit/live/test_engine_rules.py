@@ -1036,7 +1036,7 @@ def test_a_private_folder_is_private_with_what_it_is_in(tmp_path: Path) -> None:
 def test_a_submission_is_known_by_its_key_after_a_restart_from_the_log_and_from_a_snapshot(
     cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from plait.live.scheduler.records import submissions
+    from plait.live.scheduler import state
 
     for weight in (1e9, 0.0):  # no snapshot but at the start, one at each commit
         c = cluster(snapshot_weight=weight)
@@ -1047,7 +1047,7 @@ def test_a_submission_is_known_by_its_key_after_a_restart_from_the_log_and_from_
         assert c.engine.state.numbers == 2
         with pytest.raises(Conflict):
             c.engine.submit([{"command": ["false"]}] * 2, owner="ann", now_s=c.now, key="k")
-    monkeypatch.setattr(submissions, "MOST", 3)
+    monkeypatch.setattr(state, "MOST", 3)
     for i in range(9):
         c.engine.submit([{"command": ["true"]}], owner="ann", now_s=c.now, key=f"k{i}")
     assert [row[1] for row in c.engine.state.submissions.rows()] == ["k6", "k7", "k8"]

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from plait.core.errors import InputError
-from plait.live.agent.network import plane_processes
+from plait.live.agent.network import switch_host
 from plait.live.agent.network.switch_host import Leases, SwitchHost
 from plait.live.agent.processes.attempt import RankFiles
 from plait.live.layout import Layout
@@ -212,7 +212,7 @@ def host_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         program = tmp_path / "program"
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o700)
-        monkeypatch.setattr(plane_processes, "sys", SimpleNamespace(executable=str(program)))
+        monkeypatch.setattr(switch_host, "sys", SimpleNamespace(executable=str(program)))
         layout = Layout(tmp_path)
         layout.node("n0").mkdir(parents=True)
         made.append(SwitchHost(layout, "n0", "", lambda *a, **b: None, lambda: None))

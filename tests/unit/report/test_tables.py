@@ -14,7 +14,7 @@ from rich.console import Console
 from plait.control.metrics import CLASS_NAMES, COST_NAMES, NETWORK_NAMES, SHARING, SPILL
 from plait.control.prices import Prices
 from plait.core.cluster import Cluster
-from plait.report.files import whole_file
+from plait.core.files import whole_file
 from plait.report.html import html_report
 from plait.report.metrics import METRICS, best, show, unit_of
 from plait.report.tables import MOST, by_owner, comparison_table, owner_rows, write_csv, write_jobs_csv, write_json

@@ -115,7 +115,7 @@ def answer(request: AdviseRequest) -> None:
         with Bar("simulating", min(request.budget, len(past.jobs) * (len(asked.policies) + 8))) as bar:
             advice = advise(past, asked, bar.advance)
         text = json.dumps(advice.to_json(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-        from plait.report.files import write_text
+        from plait.core.files import write_text
 
         if rows is not None:
             outputs.fill(rows, partial(write_text, text=text))

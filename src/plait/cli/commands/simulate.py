@@ -56,9 +56,9 @@ def compare(
 
     from plait.cli.experiments.outputs import STDOUT, Outputs
     from plait.cli.render.console import console
+    from plait.core.files import write_text
     from plait.live.notes import note
     from plait.outlook.page import compare_files, pair_page
-    from plait.report.files import write_text
 
     with Outputs() as outputs:
         files = {

@@ -19,6 +19,7 @@ from typing import Any
 from plait.cli.connection import print_table
 from plait.cli.experiments.demonstration import find_examples
 from plait.core.errors import MissingExtra, PlaitError
+from plait.core.files import write_text
 from plait.live.api.jobs import WholeJob
 from plait.live.client.client import FINAL, Client
 from plait.live.layout import Layout
@@ -27,7 +28,6 @@ from plait.live.supervisor.options import remembered_backend
 from plait.live.supervisor.up import start
 from plait.live.system import procs
 from plait.outlook.log_replay import read_rows, replay
-from plait.report.files import write_text
 from plait.report.html import write_html
 from plait.runtime.page import Page
 from plait.sim.gpu import PATTERNS, Mode, table_cell

@@ -19,6 +19,7 @@ from plait.cli.connection import print_table
 from plait.cli.render.forecast_lines import FIDELITY_HEADS, fidelity_lines, fidelity_row
 from plait.control.metrics import RunResult
 from plait.core.errors import InputError, MissingExtra, PlaitError
+from plait.core.files import write_text
 from plait.core.resources import Resource
 from plait.live.api.jobs import JobRow
 from plait.live.client.client import FINAL, Client
@@ -29,7 +30,6 @@ from plait.live.supervisor.up import start
 from plait.outlook.fidelity import Fidelity, fidelity
 from plait.outlook.log_replay import LogReplay, read_rows, replay
 from plait.outlook.sharing import GroupSharing, SharingWatch
-from plait.report.files import write_text
 from plait.report.html import write_html
 
 #: The demo's list of jobs in `examples/training`.

@@ -19,6 +19,7 @@ from plait.cli.commands.network.cluster_view import rate_text, region_text, shar
 from plait.cli.connection import print_table
 from plait.cli.experiments.demonstration import find_examples
 from plait.core.errors import MissingExtra, PlaitError
+from plait.core.files import write_text
 from plait.live.api.cluster import NetworkJob
 from plait.live.api.jobs import Region
 from plait.live.client.client import FINAL, Client
@@ -27,7 +28,6 @@ from plait.live.supervisor.down import stop
 from plait.live.supervisor.up import start
 from plait.outlook.log_replay import read_rows, replay
 from plait.report.charts import ChartLine, series_svg
-from plait.report.files import write_text
 from plait.report.html import write_html
 from plait.report.sections import Section, sections_page
 

@@ -151,7 +151,7 @@ def write_csv(summaries: Sequence[Summary], path: Path) -> None:
 
 def write_page(summaries: Sequence[Summary], path: Path) -> None:
     """One HTML page that needs nothing else: charts and a table of each group."""
-    from plait.report.files import write_text
+    from plait.core.files import write_text
     from plait.report.sections import sweep_page
 
     write_text(path, sweep_page(groups(summaries), len(summaries)))
