@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from live_cases import Cluster, Node
 from local_agent import LocalAgent
 
+from plait.core.goodput import Estimate
 from plait.core.plan import Plan
 from plait.core.policy import Policy, View
 from plait.live.layout import make_private
@@ -116,6 +118,28 @@ def test_a_job_that_moves_trains_on_until_all_its_next_processes_are_ready(movin
     c.store.close()
     found = replay(list(stored_rows(c.store)))
     assert found.difference is None
+
+
+def test_the_plan_with_which_successors_wait_is_recorded_and_runs_whatever_is_estimated_meanwhile(
+    moving: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c, batch = moving, {"initial": 64, "most": 64, "most_local": 64, "accumulation": True}
+    c.engine.state.jobs[0].request["batch"] = batch | {"parameters": 10**9, "example_bytes": 10**9}
+    goodput = c.engine.state.controller.job_store.columns["goodput"]
+    monkeypatch.setattr(type(c.engine.state.controller.cluster), "node_gpu_memory_bytes", np.full(2, 20e9))
+    goodput[0, : Estimate.SQR] = [0.02, 0.01, 5.0, 0.02, 5.0, 0.01, 1.6]  # exchanges cost all
+    grow(c, 2)
+    planned = {run.env["PLAIT_BATCH"] for run in c.engine.assignment("n0").successors}
+    goodput[0, : Estimate.SQR] = [5.0, 0.01, 0.01, 0.0, 0.01, 0.0, 1.6]  # now passes do
+    c.nodes[0].ready = (0, 1)  # type: ignore[attr-defined]
+    c.pass_s(3)
+    assert epochs(c) == {(2, False)}
+    assert {run.env["PLAIT_BATCH"] for run in c.engine.assignment("n0").attempts} == planned
+    assert len(planned) == 1
+    began = [json.loads(e.entry) for e in c.store.entries() if e.type == "AttemptBegan"]
+    assert [b.get("limits") for b in began] == [None, json.loads(planned.pop())]
+    c.restart()
+    assert c.engine.state.jobs[0].live.limits.zero_stage == began[1]["limits"]["zero_stage"]
 
 
 def test_an_overlapped_start_does_not_make_later_stops_look_cheap(moving: Cluster) -> None:

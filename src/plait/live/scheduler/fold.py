@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from plait.control.controller import Controller
 from plait.control.messages import (
     Command,
@@ -34,13 +32,11 @@ from plait.control.messages import (
 )
 from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError
-from plait.core.goodput import BatchLimits
 from plait.core.jobs import Phase
-from plait.goodput.batch import ordered
 from plait.live.layout import job_name
 from plait.live.protocol.arrays import array_of
 from plait.live.protocol.profile_keys import processes_per_gpu
-from plait.live.protocol.requests import AFTER, PROJECT_TIME, dependencies, ina_of, limits_of, never_met
+from plait.live.protocol.requests import AFTER, PROJECT_TIME, dependencies, ina_of, never_met
 from plait.live.protocol.wire import NodeInfo
 from plait.live.scheduler.leases import follow_grants
 from plait.live.scheduler.live_policy import AGGREGATES, GUESTS_PER_GPU, KILLS, made
@@ -271,7 +267,7 @@ def _attempt_began(state: State, note: AttemptBegan) -> None:
     job.attempt.networked = (
         state.network.declared is not None and len(job.attempt.ranks) > 1 and ina_of(job.request).mode != "off"
     )
-    job.attempt.limits = planned(state, job, note.gpus)
+    job.attempt.limits = note.limits
     job.attempt.merge = bool(job.request.get("merge")) and not job.unmerged
     if job.unmerged == ONCE:
         job.unmerged = ""
@@ -280,19 +276,6 @@ def _attempt_began(state: State, note: AttemptBegan) -> None:
     state.record.came(job.number, "start", note.at_s)
     state.live.add(job.number)
     state.touched.add(job.number)
-
-
-def planned(state: State, job: JobRecord, gpus: Sequence[int]) -> BatchLimits | None:
-    """The bounds of the batch of a job with execution plans, by what is known of it when it starts on these GPUs.
-
-    None for other jobs, and where no plan fits, which the job itself reports.
-    """
-    limits, controller = limits_of(job.request), state.controller
-    if limits is None or not limits.parameters or controller is None or not job.admitted:
-        return None
-    cluster, row = controller.cluster, controller.job_store.columns["goodput"][job.number]
-    nodes = cluster.gpu_node[np.array(gpus)]
-    return ordered(limits, row, len(set(nodes.tolist())), len(gpus), float(cluster.node_gpu_memory_bytes[nodes].min()))
 
 
 def _stop_asked(state: State, note: StopAsked) -> None:

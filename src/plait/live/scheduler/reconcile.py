@@ -13,13 +13,15 @@ from typing import TypeAlias
 import numpy as np
 
 from plait.control.messages import JobFailed, JobFinished, LaunchFailed
+from plait.core.goodput import BatchLimits
 from plait.core.jobs import Phase
 from plait.core.words import duration, noted
+from plait.goodput.batch import ordered
 from plait.live.layout import job_name
 from plait.live.protocol.profile_keys import processes_per_gpu
+from plait.live.protocol.requests import limits_of
 from plait.live.protocol.wire import RUNNING
 from plait.live.scheduler.context import FENCE_TRIES, Context
-from plait.live.scheduler.fold import planned
 from plait.live.scheduler.measured import lost_work_s, never_saved, report_progress, served_s, why_lost
 from plait.live.scheduler.records.attempts import (
     FAILED,
@@ -99,7 +101,11 @@ def reconcile(ctx: Context, next_epoch: NextEpoch) -> bool:
             ranks = _ranks(ctx, job, gpus)
             port = _port(ctx, ports) if len(ranks) > 1 else 0
             ports.add(port)
-            ctx.record(AttemptBegan(ctx.now_s, job.number, epoch, list(gpus), ranks, port))
+            successor = ctx.successors.get(number)
+            # Estimates go on changing while successors wait: another plan than theirs would waste them.
+            waits = successor is not None and successor.attempt.gpus == gpus
+            limits = successor.attempt.limits if successor and waits else _plan(ctx, job, gpus)
+            ctx.record(AttemptBegan(ctx.now_s, job.number, epoch, list(gpus), ranks, port, limits))
     end_successors(ctx)
     return deferred
 
@@ -168,7 +174,7 @@ def _overlaps(
         except OSError:
             return False
         ranks = [Rank(node, gpu) for node, gpu in _ranks(ctx, job, wanted)]
-        attempt = Attempt(job.number, epoch, wanted, ranks, ctx.now_s, limits=planned(ctx.state, job, wanted))
+        attempt = Attempt(job.number, epoch, wanted, ranks, ctx.now_s, limits=_plan(ctx, job, wanted))
         successor = Successor(attempt, ctx.now_s)
         ctx.successors[job.number], ctx.reassign = successor, True
     return waits_for(ctx, successor)
@@ -289,6 +295,19 @@ def _ranks(ctx: Context, job: JobRecord, gpus: tuple[int, ...]) -> list[tuple[st
         node = int(cluster.gpu_node[gpu])
         ranks += [(cluster.nodes[node].id, gpu - int(cluster.first_gpu[node]))] * processes_per_gpu(job.request)
     return ranks
+
+
+def _plan(ctx: Context, job: JobRecord, gpus: tuple[int, ...]) -> BatchLimits | None:
+    """The bounds of the batch of a job with execution plans, by what is known of it when it starts on these GPUs.
+
+    None for other jobs, and where no plan fits, which the job itself reports.
+    """
+    limits, controller = limits_of(job.request), ctx.state.controller
+    if limits is None or not limits.parameters or controller is None:
+        return None
+    cluster, row = controller.cluster, controller.job_store.columns["goodput"][job.number]
+    nodes = cluster.gpu_node[list(gpus)]
+    return ordered(limits, row, len(set(nodes.tolist())), len(gpus), float(cluster.node_gpu_memory_bytes[nodes].min()))
 
 
 def _port(ctx: Context, taken: set[int]) -> int:

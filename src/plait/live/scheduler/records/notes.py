@@ -19,6 +19,7 @@ from plait.control.messages import (
 from plait.core.codec.schema import CodecSchemas
 from plait.core.codec.values import Codec, form
 from plait.core.errors import InputError
+from plait.core.goodput import BatchLimits
 
 Request: TypeAlias = Mapping[str, Any]
 #: A forecast: early end, middle and late end, seconds from now; None for never.
@@ -105,7 +106,10 @@ class ProjectSet:
 
 @dataclass(frozen=True, slots=True)
 class AttemptBegan:
-    """A job starts under a new epoch: on these GPUs of the cluster, a process on each (node, GPU of the node)."""
+    """A job starts under a new epoch: on these GPUs of the cluster, a process on each (node, GPU of the node).
+
+    `limits`: the bounds of its batch by its execution plan, None for a job without plans.
+    """
 
     at_s: float
     job: int
@@ -113,6 +117,7 @@ class AttemptBegan:
     gpus: Sequence[int]
     ranks: Sequence[tuple[str, int]]
     port: int
+    limits: BatchLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)
