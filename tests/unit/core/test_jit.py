@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -143,6 +144,14 @@ def test_parts_read_and_write_what_a_kernel_passes_by_reference(doubles):
     for made in (compiled, python):
         assert made.first.values.tolist() == [1 + 10 * times, 2, 3 + 20 * times]
         assert made.second.values.tolist() == [10, 20 + 40 * times, 30]
+
+
+@pytest.mark.skipif(not HAVE_NUMBA, reason="needs the compiler")
+def test_that_holds_for_a_compiler_with_other_insides_too(tmp_path):
+    program = "from plait.core import part_compiler; part_compiler.supported = lambda: False; import test_jit as here; "
+    program += "here.test_parts_read_and_write_what_a_kernel_passes_by_reference(True)"
+    own = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent, env=own, check=True)
 
 
 def test_plain_twin_calls_plain_kernels():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from live_cases import Cluster
+from live_cases import Cluster, Node
 
 from plait.cli.commands.explain import explanation_lines
 from plait.core.errors import InputError
@@ -285,17 +286,20 @@ def test_a_profile_is_of_the_size_and_the_batch_asked_for(cluster: Make) -> None
     assert count(c, "JobProfiled") == 1
 
 
-def test_other_bounds_of_the_script_are_shown(cluster: Make) -> None:
-    c = cluster((4,))
-    c.submit({"batch": BATCH})
+@pytest.mark.parametrize(("plan", "local"), [({}, 32), ({"parameters": 10**9, "example_bytes": 10**9}, 4)])
+def test_other_bounds_of_the_script_than_those_of_its_plan_are_shown(cluster: Make, plan: Any, local: int) -> None:
+    c = cluster(())
+    c.nodes.append(Node(c, "n0", 1))
+    c.nodes[0].info = replace(c.nodes[0].info, gpu_memory_bytes=20 * 10**9)
     c.pass_s()
-    c.nodes[0].report(0, adaptive=said())
+    c.submit({"batch": BATCH | plan})
+    c.pass_s()
+    c.nodes[0].report(0, adaptive=said(limits=[16, 256, 4, local, 1]))
     c.pass_s()
     assert c.engine.jobs([0], c.now)[0].adaptive.difference is None
     c.nodes[0].report(0, adaptive=said(limits=[16, 512, 4, 32, 0]))
     c.pass_s()
-    told = c.engine.jobs([0], c.now)[0].adaptive.difference
-    assert "most 512 and not 256, accumulation False and not True" in told
+    assert ", accumulation False and not True: it keeps" in c.engine.jobs([0], c.now)[0].adaptive.difference
 
 
 def test_a_script_that_does_not_adapt_is_told_of(cluster: Make) -> None:
