@@ -242,8 +242,14 @@ def test_other_loads_are_the_authors_files_where_they_are_and_copies_elsewhere(t
     files = [write_workload(folder / "w.csv", (0, "ncf", 1, size)) for size, folder in ((256, tmp_path), (512, half))]
     rows = {(compare._hash(file), "", "", "optimus"): {"avg_jct_s": str(i)} for i, file in enumerate(files, 1)}
     monkeypatch.setattr(compare, "_published", lambda: rows)
-    found = {p.at: p for p in points(files[0], tmp_path, ["load"], [0]) if (p.study, p.policy) == ("load", "optimus")}
-    assert {at: (p.cases[0].workload, p.cases[0].times, p.published) for at, p in found.items()} == {
+    of_one, of_half = (
+        {p.at: p for p in points(file, tmp_path, ["load"], [0]) if (p.study, p.policy) == ("load", "optimus")}
+        for file in files
+    )
+    assert [(p.cases[0].workload, p.cases[0].times) for p in of_half.values()] == [
+        (str(files[1]), t) for t in (1, 2, 3, 4)
+    ]
+    assert {at: (p.cases[0].workload, p.cases[0].times, p.published) for at, p in of_one.items()} == {
         "0.5 x": (str(files[1]), 1.0, {"avg_jct_s": 2.0}),
         "1 x": (str(files[0]), 1.0, {"avg_jct_s": 1.0}),
         "1.5 x": (str(files[0]), 1.5, {}),

@@ -129,9 +129,11 @@ def points(
         yield point("", "", policy, [with_seed(policy, s) for s in seeds] if policy == "pollux-ga" else [policy])
     pollux = ("pollux", with_seed("pollux-ga", seeds[0]))
     if "load" in studies:
+        own_load = next((times for times in LOADS if workload.parent.name == f"workloads-{times:.1f}"), 1.0)
         for times in LOADS:
-            theirs = data / f"workloads-{times:.1f}" / workload.name
-            more = {"file": theirs} if known and theirs.is_file() else {} if times == 1 else {"times": times}
+            theirs = data / (f"workloads-{times:.1f}" if times != 1 else "workloads") / workload.name
+            more = {"file": theirs} if known and theirs.is_file() else {"times": times / own_load}
+            more = {} if times == own_load else more
             for policy in ("tiresias", "optimus", "pollux"):
                 yield point("load", f"{times:g} x", policy, [policy], **more)
     if "interval" in studies:
