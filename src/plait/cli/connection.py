@@ -6,8 +6,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from plait.live.api.jobs import JobRow
     from plait.live.client.client import Client
 
+T = TypeVar("T")
 # Importing httpx brings its own command line along, and with it half of the time of `plait ls`.
 sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
 
@@ -41,6 +42,18 @@ def client(home: str | None, *, notices: bool = True) -> Client:
     if notices:
         made.notices = note
     return made
+
+
+def respond(home: str | None, as_json: bool, request: Callable[[Client], T], show: str | Callable[[T], object]) -> None:
+    """Send a request to the service and print its answer: as JSON, or as the sentence or by the function `show`."""
+    with client(home) as service:
+        answer = request(service)
+    if as_json:
+        print_json(answer)
+    elif isinstance(show, str):
+        typer.echo(show)
+    else:
+        show(answer)
 
 
 def print_json(value: Any) -> None:

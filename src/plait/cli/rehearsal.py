@@ -9,7 +9,6 @@ import math
 import os
 import random
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,7 +18,7 @@ from threading import Thread
 from typing import Any
 
 from plait.core.errors import InputError
-from plait.live.agent.processes.launch import environment, prepare
+from plait.live.agent.processes.launch import environment, free_port, prepare
 from plait.live.layout import Layout, make_private
 from plait.live.protocol.wire import GroupInfo, Run
 from plait.live.system import procs
@@ -438,7 +437,7 @@ class Rehearsal:
         layout = Layout((folder / "home").resolve())
         epoch = next_attempt(layout)
         order = RehearsalOrder(str(folder.resolve()), stop_at, end_at).write(folder / "order.json")
-        port = _free_port() if self.ranks > 1 else 0
+        port = free_port() if self.ranks > 1 else 0
         logs = [folder / f"log-{epoch}-{rank}.txt" for rank in range(self.ranks)]
         children: list[subprocess.Popen[bytes]] = []
         try:
@@ -504,12 +503,6 @@ def checked(run: ScriptRun) -> ScriptRun:
             "job.epochs or a wrapped loader (plait.training.attach)"
         )
     return run
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 #: Steps that a resumed run may take beyond the end of the undisturbed one, to show that it is longer.

@@ -150,9 +150,7 @@ class PolluxSearch(Pollux):
         self.avoid, self.rng = avoid, np.random.default_rng(seed)
         self.front: Front | None = None
 
-    def sizes(self) -> IntArray:
-        """Every number of GPUs, on one node and on several."""
-        return every_size(GPUS_PER_NODE, self.nodes, MOST_GPUS)
+    sizes = PolluxExact.sizes
 
     def choose(self, now: Round) -> IntArray:
         """GPUs of each job on each node, (J, N)."""

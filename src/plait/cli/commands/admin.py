@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table
+from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, respond
 from plait.cli.policy_modules import AllowForLog, let_load_of_log, only_allowed
 from plait.core.words import duration
 from plait.live.notes import note
@@ -47,13 +47,12 @@ def create_token(
 @token.command("ls")
 def list_tokens(home: HomeOption = None, as_json: JsonFlag = False) -> None:
     """List tokens, without their secrets."""
-    with client(home) as service:
-        found = service.tokens()
-    if as_json:
-        print_json(found)
-        return
-    rows = [[t.id, t.user, t.role, t.project, t.node, _expiry(t)] for t in found]
-    print_table(("id", "user", "role", "project", "node", "expires"), rows, "no tokens")
+
+    def show(found: list[TokenRow]) -> None:
+        rows = [[t.id, t.user, t.role, t.project, t.node, _expiry(t)] for t in found]
+        print_table(("id", "user", "role", "project", "node", "expires"), rows, "no tokens")
+
+    respond(home, as_json, lambda service: service.tokens(), show)
 
 
 def _expiry(token: TokenRow) -> str:
@@ -70,12 +69,7 @@ def revoke_token(
     as_json: JsonFlag = False,
 ) -> None:
     """Revoke a token."""
-    with client(home) as service:
-        answer = service.revoke_token(which)
-    if as_json:
-        print_json(answer)
-        return
-    typer.echo(f"{which} is revoked")
+    respond(home, as_json, lambda service: service.revoke_token(which), f"{which} is revoked")
 
 
 @project.command("ls")
@@ -123,12 +117,7 @@ def set_project(
     ):  # fmt: skip
         if text is not None:
             given[field] = None if text == "none" else parse_seconds(text, option, above_zero=True)
-    with client(home) as service:
-        answer = service.set_project(name, **given)
-    if as_json:
-        print_json(answer)
-        return
-    typer.echo(f"project {name} is set")
+    respond(home, as_json, lambda service: service.set_project(name, **given), f"project {name} is set")
 
 
 @project.command("rm", no_args_is_help=True)
@@ -138,12 +127,7 @@ def remove_project(
     as_json: JsonFlag = False,
 ) -> None:
     """Remove a project."""
-    with client(home) as service:
-        answer = service.delete_project(name)
-    if as_json:
-        print_json(answer)
-        return
-    typer.echo(f"project {name} is gone")
+    respond(home, as_json, lambda service: service.delete_project(name), f"project {name} is gone")
 
 
 def backup(

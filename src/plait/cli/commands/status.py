@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from plait.cli.commands.jobs import stop_text
-from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json, print_table
+from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json, print_table, respond
 from plait.cli.render.job_views import cost_text, note_unpriced
 from plait.cli.render.tables import plain
 from plait.core.errors import InputError
@@ -261,12 +261,7 @@ def resume(
     as_json: JsonFlag = False,
 ) -> None:
     """Return a drained node to service."""
-    with client(home or context.obj) as service:
-        answer = service.resume(node)
-    if as_json:
-        print_json(answer)
-        return
-    typer.echo(f"{node} takes work again")
+    respond(home or context.obj, as_json, lambda service: service.resume(node), f"{node} takes work again")
 
 
 @nodes.command("forget")
@@ -280,12 +275,7 @@ def forget(
 
     An agent that reports under its name later joins as a new node.
     """
-    with client(home or context.obj) as service:
-        answer = service.forget_node(node)
-    if as_json:
-        print_json(answer)
-        return
-    typer.echo(f"{node} is forgotten")
+    respond(home or context.obj, as_json, lambda service: service.forget_node(node), f"{node} is forgotten")
 
 
 @nodes.command("reserve", no_args_is_help=True)
@@ -326,15 +316,14 @@ def reserve(
 @nodes.command("reservations")
 def list_reservations(context: typer.Context, home: HomeOption = None, as_json: JsonFlag = False) -> None:
     """List reservations of nodes."""
-    with client(home or context.obj) as service:
-        found = service.reservations()
-    if as_json:
-        print_json(found)
-        return
-    for row in found:
-        typer.echo(reservation_line(row))
-    if not found:
-        typer.echo("no node is reserved; plait nodes reserve --help shows how")
+
+    def show(found: list[ReservationRow]) -> None:
+        for row in found:
+            typer.echo(reservation_line(row))
+        if not found:
+            typer.echo("no node is reserved; plait nodes reserve --help shows how")
+
+    respond(home or context.obj, as_json, lambda service: service.reservations(), show)
 
 
 @nodes.command("unreserve")
@@ -345,12 +334,8 @@ def unreserve(
     as_json: JsonFlag = False,
 ) -> None:
     """Cancel a reservation of nodes."""
-    with client(home or context.obj) as service:
-        answer = service.cancel_reservation(reservation)
-    if as_json:
-        print_json(answer)
-        return
-    typer.echo(f"{reservation} is cancelled")
+    gone = f"{reservation} is cancelled"
+    respond(home or context.obj, as_json, lambda service: service.cancel_reservation(reservation), gone)
 
 
 def events(

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from plait.core.errors import InputError
 
@@ -77,9 +76,7 @@ class Outputs:
     def __enter__(self) -> Outputs:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         for beside, _ in self.staged:
             for path in (beside, beside.with_name(beside.name + ".part")):
                 with suppress(OSError):

@@ -6,7 +6,6 @@ import re
 import sys
 import time
 from collections.abc import Collection, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from typer.core import TyperCommand, TyperGroup
@@ -104,9 +103,7 @@ class Bar:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         self._progress.advance(self._task, self._pending)
         self._progress.stop()
 

@@ -9,7 +9,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -108,9 +107,7 @@ class Caller:
     def __enter__(self: C) -> C:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         self.close()
 
     def _get(self, kind: type[T], path: str, **query: Any) -> T:

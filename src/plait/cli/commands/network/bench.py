@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from plait.cli.connection import print_json
 from plait.cli.render.console import console
 from plait.core.errors import InputError, MissingExtra
 from plait.core.options import option
+from plait.live.agent.processes.launch import free_port
 from plait.network.protocol.addressing import Index
 from plait.network.protocol.options import preset
 from plait.runtime.network.grant import SOFTWARE_SWITCH, NetworkGrant, write_grant
@@ -100,7 +100,7 @@ def measure(request: BenchRequest) -> dict[str, Any]:
 
 def _ranks(request: BenchRequest, grant: Path) -> list[dict[str, Any]]:
     """Run the ranks; returns what each printed."""
-    given = {"size": request.workers, "port": _free_port(), "grant": str(grant), "rounds": request.rounds}
+    given = {"size": request.workers, "port": free_port(), "grant": str(grant), "rounds": request.rounds}
     given["bytes"] = max(4, int(request.mib * (1 << 20)) // 4 * 4)
     processes = []
     for rank in range(request.workers):
@@ -120,12 +120,6 @@ def _ranks(request: BenchRequest, grant: Path) -> list[dict[str, Any]]:
         for process in processes:
             process.kill()
             process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return int(made.getsockname()[1])
 
 
 def _result(request: BenchRequest, ranks: list[dict[str, Any]], statistics: list[dict[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import typer
 
 from plait.cli.commands.network.bench import BenchRequest
 from plait.cli.commands.network.packets import PacketsRequest
-from plait.cli.connection import HomeOption, JsonFlag, client, print_json
+from plait.cli.connection import HomeOption, JsonFlag, print_json, respond
 from plait.cli.declared import command
 from plait.live.dataplane.options import ServerOptions, SwitchOptions
 
@@ -128,12 +128,7 @@ def status(
         else:
             show_statistics(statistics)
         return
-    with client(home) as service:
-        found = service.network()
-    if as_json:
-        print_json(found)
-    else:
-        show_cluster(found)
+    respond(home, as_json, lambda service: service.network(), show_cluster)
 
 
 @app.command("bench")

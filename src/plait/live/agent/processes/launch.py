@@ -76,7 +76,7 @@ def environment(
     paths = [str(HOOK), *filter(None, [env.get("PYTHONPATH")])]
     visible = "" if cuda is None else ",".join(str(cuda[gpu]) for gpu in run.gpus)
     granted = {} if run.network is None else {VARIABLE: str(layout.rank(run.job, run.epoch, run.rank) / FILE)}
-    port = run.master_port or (_free_port() if run.world == 1 else 0)
+    port = run.master_port or (free_port() if run.world == 1 else 0)
     return (
         env
         | granted
@@ -101,7 +101,7 @@ def environment(
     )
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A free port for a job of one process, which no peer has to know in advance."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

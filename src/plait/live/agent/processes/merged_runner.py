@@ -28,7 +28,16 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from plait.live.agent.processes.runner import LogWriter, Runner, Task, claim, grace_of, kernel_kills, write_exit
+from plait.live.agent.processes.runner import (
+    LogWriter,
+    Runner,
+    Task,
+    claim,
+    grace_of,
+    kernel_kills,
+    readable,
+    write_exit,
+)
 from plait.live.system import procs
 
 CULPRIT, BYSTANDER, UNKNOWN, REFUSED = "culprit", "bystander", "unknown", "refused"
@@ -268,18 +277,12 @@ class HostRunner(Runner):
     def _drain(self) -> None:
         super()._drain()
         if self._control is not None:
-            while self._ready(self._control.fileno()) and self._listen_to_host():
+            while readable(self._control.fileno()) and self._listen_to_host():
                 pass
             self._control.close()
         for member in self.members:
             member.drain()
             os.close(member.pipe)
-
-    @staticmethod
-    def _ready(fd: int) -> bool:
-        with selectors.DefaultSelector() as selector:
-            selector.register(fd, selectors.EVENT_READ)
-            return bool(selector.select(0))
 
     def _own_end(self, member: MergedMember) -> tuple[int, str | None, str]:
         """Of a member whose thread has ended."""

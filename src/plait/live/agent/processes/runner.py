@@ -500,7 +500,7 @@ class Runner:
                     break
             except OSError:
                 break
-            if not _ready(self._pipe):
+            if not readable(self._pipe):
                 break
         os.close(self._pipe)
 
@@ -575,7 +575,8 @@ def _shortened(line: str, chars: int) -> str:
     return line if len(line) <= chars else f"{line[:half]} ... {line[-half:]}"
 
 
-def _ready(fd: int) -> bool:
+def readable(fd: int) -> bool:
+    """Whether a descriptor has something to read, or has ended."""
     with selectors.DefaultSelector() as selector:
         selector.register(fd, selectors.EVENT_READ)
         return bool(selector.select(0))

@@ -7,12 +7,12 @@ process may have been paused since the request came.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from plait.live.service.http.connections import KNOWN, STRANGER, Connection, Connections, Surplus, Turn
+from plait.live.service.http.limits import answer_at_once
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -71,7 +71,7 @@ class Gateway:
         if scope["path"] == HEALTH:
             role = "leader" if self.leads else "standby"
             said = {"role": role, "prepared": self.prepared or self.leads, **self._who()}
-            await _answer(send, 200 if self.leads else 503, said)
+            await answer_at_once(send, 200 if self.leads else 503, said)
         elif self.app is None or not self.leads:
             await self._refuse(send)
         elif self.lease is None:
@@ -109,7 +109,7 @@ class Gateway:
         else:
             message = "this service stands by, and none leads just now"
         error = {"message": message, "next": "ask the leader, or again in a few seconds"}
-        await _answer(send, 503, {"error": error, "role": "standby", **who})
+        await answer_at_once(send, 503, {"error": error, "role": "standby", **who})
 
 
 class _Streams:
@@ -144,15 +144,4 @@ def _is_stream(message: Message) -> bool:
 
 async def _refuse_surplus(send: Send, error: Surplus) -> None:
     content = {"message": f"{error}, by the same token or address", "next": "end some of them, then try again"}
-    await _answer(send, 429, {"error": content})
-
-
-async def _answer(send: Send, status: int, content: dict[str, Any]) -> None:
-    body = json.dumps(content).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await answer_at_once(send, 429, {"error": content})

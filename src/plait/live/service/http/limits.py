@@ -69,7 +69,8 @@ class BodyLimit:
                     await _refuse(counted_send, limit)
             except TooSlow:
                 if not status:
-                    await _end(counted_send, 408, f"the body did not come within {BODY_S:g} s and as much for each MB")
+                    late = f"the body did not come within {BODY_S:g} s and as much for each MB"
+                    await answer_at_once(counted_send, 408, {"error": {"message": late}})
         self._count(scope, status, time.perf_counter() - began, agent)
 
     def _count(self, scope: Scope, status: int, taken_s: float, agent: bool) -> None:
@@ -120,11 +121,12 @@ def _limited(receive: Receive, limit: int) -> Receive:
 
 
 async def _refuse(send: Any, limit: int) -> None:
-    await _end(send, 413, f"the body has more than {limit:,} bytes")
+    await answer_at_once(send, 413, {"error": {"message": f"the body has more than {limit:,} bytes"}})
 
 
-async def _end(send: Any, status: int, message: str) -> None:
-    body = json.dumps({"error": {"message": message}}).encode()
+async def answer_at_once(send: Any, status: int, content: dict[str, Any]) -> None:
+    """Send a whole answer, as JSON, and close the connection: nothing more is read from it."""
+    body = json.dumps(content).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
