@@ -19,28 +19,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from plait.control.messages import (
-    Adjust,
-    Command,
-    Event,
-    GoodputReported,
-    Grant,
-    JobFailed,
-    JobFinished,
-    JobSubmitted,
-    Launch,
-    NetworkReported,
-    NodeJoined,
-    NodeLost,
-    ProgressReported,
-    Refuse,
-    ReplanDue,
-    Stop,
-    StopCostReported,
-    SwitchJoined,
-    SwitchLost,
-    Wake,
-)
+from plait.control import messages
 from plait.core.arrays import NO_JOBS, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError, SimulationError
@@ -116,7 +95,7 @@ class Simulator(JobsOnGpus):
 
     # -- what happens -----------------------------------------------------------------------------------
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[messages.Event]:
         """Everything that happens until the last job has ended."""
         while self.ended < len(self.truth):
             due = self.next_due()
@@ -188,7 +167,7 @@ class Simulator(JobsOnGpus):
             due = math.ceil(due / self.round_ms) * self.round_ms
         return float(due)
 
-    def happened(self, now_ms: float) -> Iterator[Event]:
+    def happened(self, now_ms: float) -> Iterator[messages.Event]:
         """Advance the world to `now_ms` and yield the events, in a fixed order."""
         finished, end_ms, failed = self._run_until(now_ms)
         self.now = now_ms
@@ -203,30 +182,30 @@ class Simulator(JobsOnGpus):
         if len(self.running) and self.some_save_at_times:
             yield from self._stop_costs(at_s)
         if len(finished):
-            yield JobFinished(at_s, finished, end_ms / 1000)
+            yield messages.JobFinished(at_s, finished, end_ms / 1000)
         if len(failed):
-            yield JobFailed(at_s, failed, "process failed")
+            yield messages.JobFailed(at_s, failed, "process failed")
         yield from self._measured()
         if self.adaptive is not None and self.adaptive.fresh and self.reports_estimates:
-            yield GoodputReported(at_s, *self.adaptive.report())
+            yield messages.GoodputReported(at_s, *self.adaptive.report())
         if self.arrived < len(self.submit_ms) and self.submit_ms[self.arrived] <= now_ms:
             first, self.arrived = self.arrived, int(np.searchsorted(self.submit_ms, now_ms, side="right"))
             last = self.arrived
             refused = tuple((i, self.refused[i]) for i in range(first, last) if i in self.refused)
-            yield JobSubmitted(at_s, first, self.reported[first:last], refused=refused)
+            yield messages.JobSubmitted(at_s, first, self.reported[first:last], refused=refused)
 
-    def _measured(self) -> Iterator[Event]:
+    def _measured(self) -> Iterator[messages.Event]:
         """What monitors report that has changed."""
         yield from self._usage()
         yield from self._exchanges()
 
-    def _usage(self) -> Iterator[Event]:
+    def _usage(self) -> Iterator[messages.Event]:
         """How busy and full GPUs are, if that has changed since the last report."""
         if self.usage is not None and self.usage.fresh:
             self.pace_touched()  # which measures again whom stopped jobs have left behind
             yield self.usage.report(self.now / 1000, self.running, self.cluster)
 
-    def _exchanges(self) -> Iterator[Event]:
+    def _exchanges(self) -> Iterator[messages.Event]:
         """What jobs exchange over the network, if that has changed since the last report."""
         if self.contends is not None:
             self.pace_touched()
@@ -234,22 +213,22 @@ class Simulator(JobsOnGpus):
         if found is not None:
             here = self.is_running[found.jobs] == 1
             figures = (found.jobs, found.bits_per_s, found.aggregated, found.fallback_share)
-            yield NetworkReported(self.now / 1000, *(column[here] for column in figures))
+            yield messages.NetworkReported(self.now / 1000, *(column[here] for column in figures))
 
-    def replan_due(self) -> ReplanDue:
+    def replan_due(self) -> messages.ReplanDue:
         """Ask for a decision now, which also serves wake-ups that are due."""
         self.news_ms = math.inf
         if self.looks and any(self.since_ms[job] > self.now for job in self.groups):
             self.news_ms = self.now + LOOK_MS  # members are still starting
         if self.wake_ms <= self.now:
             self.wake_ms = math.inf
-        return ReplanDue(self.now / 1000)
+        return messages.ReplanDue(self.now / 1000)
 
-    def _progress(self, jobs: IntArray, now_ms: float) -> ProgressReported:
+    def _progress(self, jobs: IntArray, now_ms: float) -> messages.ProgressReported:
         figures = measure(jobs, now_ms, self.is_running, self.state)
-        return ProgressReported(now_ms / 1000, jobs, *figures)
+        return messages.ProgressReported(now_ms / 1000, jobs, *figures)
 
-    def _stop_costs(self, at_s: float) -> Iterator[Event]:
+    def _stop_costs(self, at_s: float) -> Iterator[messages.Event]:
         """The work held by the last checkpoints of running jobs with periodic checkpoints."""
         jobs = self.running[self.saves_as[self.running] == PERIODIC]
         if not len(jobs):
@@ -258,7 +237,7 @@ class Simulator(JobsOnGpus):
         done = work * self.unit_ms[jobs]
         saved = np.array([self._saved(job, begun) for job, begun in zip(jobs.tolist(), done.tolist(), strict=True)])
         saved_run_s = ran - (done - saved) / self.rate[jobs] / 1000
-        yield StopCostReported(at_s, jobs, self.saves_as[jobs], saved_run_s, np.full(len(jobs), math.nan))
+        yield messages.StopCostReported(at_s, jobs, self.saves_as[jobs], saved_run_s, np.full(len(jobs), math.nan))
 
     def _run_until(self, now_ms: float) -> tuple[IntArray, FloatArray, IntArray]:
         """End jobs that complete or fail by `now_ms`: (finished, their ends in ms, failed)."""
@@ -295,7 +274,7 @@ class Simulator(JobsOnGpus):
         self.ended += len(finished)
         return np.array(finished, dtype=np.int64), np.array(ends), np.array(sorted(failed), dtype=np.int64)
 
-    def _change_node(self, change: NodeChange) -> Iterator[Event]:
+    def _change_node(self, change: NodeChange) -> Iterator[messages.Event]:
         now = to_ms(change.at_s)
         yield from self.happened(now)
         self.next_change = next(self.node_changes, None)
@@ -310,30 +289,30 @@ class Simulator(JobsOnGpus):
             yield self.replan_due()
             yield from self._measured()
 
-    def _change_one(self, index: int, up: bool, now: float, graceful: bool) -> Iterator[Event]:
+    def _change_one(self, index: int, up: bool, now: float, graceful: bool) -> Iterator[messages.Event]:
         """A node goes down or returns; jobs of a `graceful` one have saved."""
         if up and not self.cluster.up[index]:
             self.changed = True
             self.cluster = self.cluster.with_node(self.cluster.nodes[index])
             if self.usage is not None:
                 self.usage.fresh = True
-            yield NodeJoined(now / 1000, self.cluster.nodes[index])
+            yield messages.NodeJoined(now / 1000, self.cluster.nodes[index])
         elif not up and self.cluster.up[index]:
             self.changed = True
             yield from self._lose_node(index, now, graceful)
 
-    def _change_switch(self, switch: str, up: bool, now: float) -> Iterator[Event]:
+    def _change_switch(self, switch: str, up: bool, now: float) -> Iterator[messages.Event]:
         """A switch stops to add up gradients, or does so again; packets pass it all the time."""
         assert self.cluster.network is not None
         down = switch in self.cluster.network.down
         if up and down:
             self.cluster = self.cluster.with_switch(switch)
-            yield SwitchJoined(now / 1000, switch)
+            yield messages.SwitchJoined(now / 1000, switch)
         elif not up and not down:
             self.cluster = self.cluster.without_switch(switch)
-            yield SwitchLost(now / 1000, switch)
+            yield messages.SwitchLost(now / 1000, switch)
 
-    def _lose_node(self, index: int, now_ms: float, graceful: bool) -> Iterator[Event]:
+    def _lose_node(self, index: int, now_ms: float, graceful: bool) -> Iterator[messages.Event]:
         node = self.cluster.nodes[index].id
         self.cluster = self.cluster.without_node(node)
         hit = [j for j in self.running.tolist() if (self.cluster.gpu_node[self.where[j]] == index).any()]
@@ -346,15 +325,15 @@ class Simulator(JobsOnGpus):
         self.running = still(self.running, self.is_running)
         if hit:
             yield self._progress(np.array(hit, dtype=np.int64), now_ms)
-        yield NodeLost(now_ms / 1000, node)
+        yield messages.NodeLost(now_ms / 1000, node)
 
     # -- commands ----------------------------------------------------------------------------------------
 
-    def execute(self, command: Command) -> None:
+    def execute(self, command: messages.Command) -> None:
         """Carry out a command now."""
-        if isinstance(command, Stop):
+        if isinstance(command, messages.Stop):
             self._stop(command)
-        elif isinstance(command, Grant):
+        elif isinstance(command, messages.Grant):
             for job in command.released.tolist():
                 self.grants.pop(job, None)
             self.grants.update(by_job(command.grants))
@@ -362,16 +341,16 @@ class Simulator(JobsOnGpus):
                 self.touched.update(
                     gpu for job in command.jobs if job in self.where for gpu in self.where[job].tolist()
                 )
-        elif isinstance(command, (Launch, Adjust)):
+        elif isinstance(command, (messages.Launch, messages.Adjust)):
             self.run_groups(command.groups)
             if self.looks and not command.groups.single:
                 self.news_ms = min(self.news_ms, self.now + LOOK_MS)
-        elif isinstance(command, Wake):
+        elif isinstance(command, messages.Wake):
             self.wake_ms = max(to_ms(command.at_s), self.now + 1)
-        elif isinstance(command, Refuse):
+        elif isinstance(command, messages.Refuse):
             self.ended += len(command.jobs)
 
-    def _stop(self, command: Stop) -> None:
+    def _stop(self, command: messages.Stop) -> None:
         for job in command.jobs.tolist():
             if not self.is_running[job]:
                 continue

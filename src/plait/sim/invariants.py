@@ -6,18 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from plait.control import messages
 from plait.control.controller import Controller
-from plait.control.messages import (
-    Adjust,
-    Command,
-    Event,
-    JobFailed,
-    Launch,
-    NodeLost,
-    ProgressReported,
-    ReplanDue,
-    Stop,
-)
 from plait.control.plan_check.capacity import needed_bytes
 from plait.core.errors import SimulationError
 from plait.core.jobs import Checkpoints, Phase
@@ -40,25 +30,27 @@ class Invariants:
         self._lost: set[int] = set()
         self._reported: set[int] = set()
 
-    def __call__(self, event: Event, commands: Sequence[Command]) -> None:
+    def __call__(self, event: messages.Event, commands: Sequence[messages.Command]) -> None:
         self._job_store(event)
-        if isinstance(event, ProgressReported):
+        if isinstance(event, messages.ProgressReported):
             self._progress(event)
         self._losses(event, commands)
         self._grants(event)
-        if isinstance(event, ReplanDue):
+        if isinstance(event, messages.ReplanDue):
             self._gpus(event)
-            changed = [command.groups for command in commands if isinstance(command, (Launch, Adjust))]
+            changed = [
+                command.groups for command in commands if isinstance(command, (messages.Launch, messages.Adjust))
+            ]
             if self.controller.running.guest is not None and commands:
                 changed = [self._alive()]  # who shares GPUs may be in any group
             for groups in changed:
                 self._pace(event, groups)
             self._time(event)
 
-    def _fail(self, event: Event, what: str) -> None:
+    def _fail(self, event: messages.Event, what: str) -> None:
         raise SimulationError(f"invariant broken after {type(event).__name__} at {event.at_s} s: {what}")
 
-    def _job_store(self, event: Event) -> None:
+    def _job_store(self, event: messages.Event) -> None:
         """Every job ever submitted is active or has ended; active jobs are in order and not ended."""
         job_store, active = self.controller.job_store, self.controller.active
         phase = job_store.columns["phase"][: job_store.count]
@@ -67,7 +59,7 @@ class Invariants:
             lost = sorted(set(live.tolist()) ^ set(active.tolist()))
             self._fail(event, f"{job_store.name(lost[0])} is neither active nor ended")
 
-    def _progress(self, event: ProgressReported) -> None:
+    def _progress(self, event: messages.ProgressReported) -> None:
         """Work never exceeds the job; where it shrank, `_losses` will ask for the failure that took it."""
         before, now = self._done[event.jobs], event.iterations_done
         shrunk = now < before - 1e-6 * np.maximum(before, 1)
@@ -79,18 +71,18 @@ class Invariants:
             self._fail(event, f"{self.controller.job_store.name(int(event.jobs[np.argmax(over)]))} did too much")
         self._done[event.jobs] = now
 
-    def _losses(self, event: Event, commands: Sequence[Command]) -> None:
+    def _losses(self, event: messages.Event, commands: Sequence[messages.Command]) -> None:
         """Work shrinks only when the job's process failed or one of its nodes was lost since its last report.
 
         The report comes first and its cause right after it, so the two are compared at the next decision. A suspended
         job stays in the memory of its nodes: what their loss costs is reported when it runs again.
         """
-        if isinstance(event, JobFailed):
+        if isinstance(event, messages.JobFailed):
             self._lost.update(event.jobs.tolist())
-        elif isinstance(event, NodeLost):
+        elif isinstance(event, messages.NodeLost):
             node = self.controller.cluster.index(event.node)
             self._lost.update(job for job, nodes in self._nodes.items() if node in nodes)
-        elif isinstance(event, ReplanDue):
+        elif isinstance(event, messages.ReplanDue):
             if not self._shrunk <= self._lost:
                 job = min(self._shrunk - self._lost)
                 self._fail(
@@ -100,17 +92,17 @@ class Invariants:
             self._shrunk.clear()
             self._reported.clear()
         for command in commands:
-            if isinstance(command, Stop) and not command.suspend:
+            if isinstance(command, messages.Stop) and not command.suspend:
                 for job in command.jobs.tolist():
                     self._nodes.pop(job, None)
                     if not command.checkpoint or self.backend.saves_as[job] != int(Checkpoints.ON_STOP):
                         self._lost.add(job)
-            elif isinstance(command, Launch):
+            elif isinstance(command, messages.Launch):
                 for group in command.groups:
                     nodes = frozenset(self.controller.cluster.gpu_node[list(group.gpus)].tolist())
                     self._nodes.update((member.job, nodes) for member in group.members)
 
-    def _gpus(self, event: Event) -> None:
+    def _gpus(self, event: messages.Event) -> None:
         """No GPU of two hosts, none on a node that is down, gangs whole, cores and memory within node and GPU."""
         controller = self.controller
         cluster, columns = controller.cluster, controller.job_store.columns
@@ -151,7 +143,7 @@ class Invariants:
             if (used > capacity * (1 + 1e-9) + 1e-3).any():
                 self._fail(event, f"node {cluster.nodes[int(np.argmax(used - capacity))].id} has too little {name}")
 
-    def _grants(self, event: Event) -> None:
+    def _grants(self, event: messages.Event) -> None:
         """Grants are of jobs that run, on switches that are up; no aggregator of one job alone is used by others.
 
         The simulated switches have carried out all commands but those of this event.
@@ -175,7 +167,7 @@ class Invariants:
         alive = self.controller.job_store.columns["running_group"][groups.jobs] >= 0
         return groups[np.unique(groups.group_of_member()[alive])]
 
-    def _pace(self, event: Event, groups: Groups) -> None:
+    def _pace(self, event: messages.Event, groups: Groups) -> None:
         """No member of a group that starts or changes runs faster than alone on its GPUs, and no guest or host."""
         owner, count = groups.group_of_member(), groups.gpu_count()
         inside = np.flatnonzero((np.diff(groups.first_job) > 1)[owner])
@@ -200,7 +192,7 @@ class Invariants:
                 f"and {alone_s[at]:g} s alone",
             )
 
-    def _time(self, event: Event) -> None:
+    def _time(self, event: messages.Event) -> None:
         """Each millisecond a job held its GPUs was start-up, work or save: nothing is charged twice."""
         b = self.backend
         ended = self.controller.job_store.columns["phase"][: self.controller.job_store.count] == int(Phase.FINISHED)

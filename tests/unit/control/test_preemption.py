@@ -9,16 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from plait.control import messages
 from plait.control.controller import Controller
-from plait.control.messages import (
-    JobCancelled,
-    JobKept,
-    JobSubmitted,
-    NodeLost,
-    ProgressReported,
-    ReplanDue,
-    StopCostReported,
-)
 from plait.control.snapshot import of_active, restore, snapshot
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
@@ -40,7 +32,7 @@ def job(name: str, seconds: float = 10.0, **more: object) -> JobSpec:
 
 
 def submit(c: Controller, *specs: JobSpec, at_s: float = 0.0) -> None:
-    c.handle(JobSubmitted(at_s, c.job_store.count, JobBatch.of(specs)))
+    c.handle(messages.JobSubmitted(at_s, c.job_store.count, JobBatch.of(specs)))
 
 
 @dataclass(frozen=True)
@@ -68,12 +60,12 @@ def jobs_of(*values: int) -> np.ndarray:
 
 
 def decided(c: Controller, at_s: float) -> list[str]:
-    return [type(command).__name__ for command in c.handle(ReplanDue(at_s))]
+    return [type(command).__name__ for command in c.handle(messages.ReplanDue(at_s))]
 
 
 def progress(c: Controller, number: int, at_s: float, run_s: float) -> None:
     one = numbers(run_s)
-    c.handle(ProgressReported(at_s, jobs_of(number), one, one, one, numbers(1.0)))
+    c.handle(messages.ProgressReported(at_s, jobs_of(number), one, one, one, numbers(1.0)))
 
 
 def one_running(policy: object, **spec: object) -> Controller:
@@ -104,7 +96,7 @@ def test_a_job_without_checkpoints_is_not_stopped_by_a_policy(policy: object) ->
     assert decided(c, 100.0) == []
     assert c.view().keeps.lasting.tolist() == [True, False]
     assert "cannot be stopped" in c.plan.reasons[1] or "may not be stopped" in c.plan.reasons[1]
-    c.handle(JobCancelled(101.0, jobs_of(0)))
+    c.handle(messages.JobCancelled(101.0, jobs_of(0)))
     assert decided(c, 101.0) == ["Launch"]
 
 
@@ -120,7 +112,7 @@ def test_a_lost_node_takes_a_kept_job_along() -> None:
     c = controller(Newest(), "2x1")
     submit(c, job("old", checkpoints=NEVER))
     decided(c, 0.0)
-    assert [type(x).__name__ for x in c.handle(NodeLost(1.0, c.cluster.nodes[0].id))] == ["Stop"]
+    assert [type(x).__name__ for x in c.handle(messages.NodeLost(1.0, c.cluster.nodes[0].id))] == ["Stop"]
     assert decided(c, 1.0) == ["Launch"]
 
 
@@ -164,7 +156,7 @@ def test_work_since_the_last_checkpoint_counts_as_loss() -> None:
     assert loss(c) == 410.0
     submit(c, job("new"), at_s=400.0)
     assert decided(c, 400.0) == ["Wake"]
-    c.handle(StopCostReported(410.0, jobs_of(0), jobs_of(PERIODIC), numbers(400.0), numbers(math.nan)))
+    c.handle(messages.StopCostReported(410.0, jobs_of(0), jobs_of(PERIODIC), numbers(400.0), numbers(math.nan)))
     assert loss(c) == 10.0
     assert c.view().jobs[0].stop_loss_s == 10.0
     assert decided(c, 410.0) == ["Stop", "Launch"]
@@ -174,13 +166,13 @@ def test_attaching_makes_a_job_one_that_can_be_stopped() -> None:
     c = one_running(Newest(), checkpoints=NEVER)
     submit(c, job("new"), at_s=100.0)
     assert decided(c, 100.0) == []
-    c.handle(StopCostReported(101.0, jobs_of(0), jobs_of(ON_STOP), numbers(math.nan), numbers(5.0)))
+    c.handle(messages.StopCostReported(101.0, jobs_of(0), jobs_of(ON_STOP), numbers(math.nan), numbers(5.0)))
     assert decided(c, 101.0) == ["Stop", "Launch"]
 
 
 def test_a_job_can_be_held_for_a_while() -> None:
     c = one_running(Newest())
-    c.handle(JobKept(10.0, jobs_of(0), numbers(60.0)))
+    c.handle(messages.JobKept(10.0, jobs_of(0), numbers(60.0)))
     submit(c, job("new"), at_s=20.0)
     assert decided(c, 20.0) == ["Wake"]
     assert decided(c, 60.0) == ["Stop", "Launch"]
@@ -188,10 +180,10 @@ def test_a_job_can_be_held_for_a_while() -> None:
 
 def test_a_hold_ends_when_it_is_lifted() -> None:
     c = one_running(Newest())
-    c.handle(JobKept(10.0, jobs_of(0), numbers(math.inf)))
+    c.handle(messages.JobKept(10.0, jobs_of(0), numbers(math.inf)))
     submit(c, job("new"), at_s=20.0)
     assert decided(c, 20.0) == []
-    c.handle(JobKept(30.0, jobs_of(0), numbers(math.nan)))
+    c.handle(messages.JobKept(30.0, jobs_of(0), numbers(math.nan)))
     assert decided(c, 30.0) == ["Stop", "Launch"]
 
 
@@ -199,8 +191,8 @@ def test_all_of_it_survives_a_snapshot() -> None:
     c = one_running(Newest(), checkpoints=PERIODIC)
     c.rule = PreemptionRule(runs_for=7.0)
     progress(c, 0, 500.0, 500.0)
-    c.handle(StopCostReported(500.0, jobs_of(0), jobs_of(PERIODIC), numbers(450.0), numbers(12.0)))
-    c.handle(JobKept(500.0, jobs_of(0), numbers(700.0)))
+    c.handle(messages.StopCostReported(500.0, jobs_of(0), jobs_of(PERIODIC), numbers(450.0), numbers(12.0)))
+    c.handle(messages.JobKept(500.0, jobs_of(0), numbers(700.0)))
     again = restore(json.loads(json.dumps(snapshot(c), allow_nan=False)), Newest())
     small, _ = of_active(c)
     for other in (again, small):

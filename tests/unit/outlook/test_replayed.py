@@ -5,15 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from plait.control.messages import (
-    GoodputReported,
-    JobFinished,
-    JobSubmitted,
-    NodeJoined,
-    ProgressReported,
-    ReplanDue,
-    to_json,
-)
+from plait.control import messages
 from plait.core.cluster import Node
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits
@@ -35,10 +27,10 @@ class Log:
     def __init__(self, policy="fifo", gpus=1):
         self.state, self.rows = State(), []
         self(PolicySet(0.0, policy, may_lose_work=False))
-        self(NodeJoined(0.0, Node("n0", gpus)))
+        self(messages.NodeJoined(0.0, Node("n0", gpus)))
 
     def __call__(self, entry):
-        commands = [to_json(c) for c in apply(self.state, entry)]
+        commands = [messages.to_json(c) for c in apply(self.state, entry)]
         self.rows.append(
             json.loads(json.dumps({"seq": len(self.rows) + 1, "event": entry_to_json(entry), "commands": commands}))
         )
@@ -46,16 +38,16 @@ class Log:
     def submit(self, at_s, *specs):
         first = self.state.numbers
         self(Requested(at_s, first, "ada", [COMMAND] * len(specs)))
-        self(JobSubmitted(at_s, first, JobBatch.of(specs)))
-        self(ReplanDue(at_s))
+        self(messages.JobSubmitted(at_s, first, JobBatch.of(specs)))
+        self(messages.ReplanDue(at_s))
 
     def progress(self, at_s, jobs, done, run_s, pace):
         figures = (np.array(v, dtype=float) for v in (done, run_s, run_s, pace))
-        self(ProgressReported(at_s, np.array(jobs), *figures))
+        self(messages.ProgressReported(at_s, np.array(jobs), *figures))
 
     def finish(self, at_s, job):
-        self(JobFinished(at_s, np.array([job]), np.array([at_s])))
-        self(ReplanDue(at_s))
+        self(messages.JobFinished(at_s, np.array([job]), np.array([at_s])))
+        self(messages.ReplanDue(at_s))
 
 
 def spec(name, submit_s=0.0, **stages):
@@ -124,7 +116,7 @@ def test_fairness_of_an_adaptive_job_takes_what_it_said_of_itself():
     log.submit(0.0, JobSpec(id="j-0", batch=limits, iteration_s=0.1, **size))
     # a pass of 0.1 s, as much again to synchronise, and nothing but noise: 4 GPUs make 20 iterations a second
     said = [0.1, 1e-8, 0.3, 1e-8, 0.1, 1e-8, 1.0, 1e-9, 1.0, 1.0, 2.0]
-    log(GoodputReported(30.0, np.array([0]), np.array([said])))
+    log(messages.GoodputReported(30.0, np.array([0]), np.array([said])))
     log.finish(100.0, 0)
     assert replay(read_rows(log.rows)).result().jobs["finish_time_fairness"][0] == pytest.approx(100 / 50, rel=1e-3)
 

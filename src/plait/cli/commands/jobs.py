@@ -13,19 +13,7 @@ import typer
 
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, progress
 from plait.cli.patience import LOOK_S, awaited, last_state, patiently, while_it_is_started
-from plait.cli.render.job_views import (
-    adaptive_rows,
-    batch_text,
-    cost_rows,
-    gpus_cell,
-    headline,
-    pace_text,
-    print_costs,
-    rank_rows,
-    sharing_rows,
-    usage_rows,
-    where_text,
-)
+from plait.cli.render import job_views
 from plait.cli.render.tables import plain, plain_lines
 from plait.core.errors import PlaitError
 from plait.core.words import duration
@@ -161,7 +149,7 @@ def job_row(job: JobRow) -> list[object]:
     """The row of a job in a list; its age stops growing when it ends."""
     now_s = time.time()
     return [
-        job.id, short_name(job), job.user, job.state, gpus_cell(job),
+        job.id, short_name(job), job.user, job.state, job_views.gpus_cell(job),
         progress(job), duration(_age_s(job)), time_of_day(now_s - job.age_s, now_s), duration(job.run_s),
         _where(job) or brief(job.reason),
     ]  # fmt: skip
@@ -184,7 +172,9 @@ def _where(job: JobRow) -> str:
     others = [member for member in job.group.members if member != job.id] if job.group is not None else []
     where = ", ".join(nodes) + (f" with {', '.join(others)}" if others and nodes else "")
     return "; ".join(
-        part for part in (where, where_text(job.sharing), pace_text(job.adaptive) if nodes else "") if part
+        part
+        for part in (where, job_views.where_text(job.sharing), job_views.pace_text(job.adaptive) if nodes else "")
+        if part
     )
 
 
@@ -221,9 +211,9 @@ def show(
                 rows.append(("attempt", value))
             continue
         if key == "adaptive":
-            rows += adaptive_rows(value)
+            rows += job_views.adaptive_rows(value)
         elif key == "sharing":
-            rows += sharing_rows(value)
+            rows += job_views.sharing_rows(value)
         elif key == "checkpoint_s":
             rows.append(("checkpoint every", duration(value)))
             if found.state == "running":
@@ -243,7 +233,7 @@ def show(
             rows.append((key.removesuffix("_s").replace("_", " "), _shown(key, value)))
     rows += [("tracked at", one) for one in trackers]
     if bill is not None and bill.by_job:
-        rows += cost_rows(bill)
+        rows += job_views.cost_rows(bill)
     print_table(("", "~"), rows, "", most_lines=1000)
     if found.places:
         typer.echo("")
@@ -258,14 +248,14 @@ def show(
 
 
 def _print_usage(usage: UsageOfJob) -> None:
-    typer.echo(f"{usage.id}: {headline(usage)}")
+    typer.echo(f"{usage.id}: {job_views.headline(usage)}")
     if usage.series:
         heads: tuple[str, ...] = ("~what", "~of", "over time", ">least", ">mean", ">most", ">last")
-        print_table(heads, usage_rows(usage), "", most_lines=1000)
+        print_table(heads, job_views.usage_rows(usage), "", most_lines=1000)
     if usage.ranks:
         typer.echo("")
         heads = (">rank", "node", ">gpu", ">GPU busy", ">GPU memory", ">CPU", ">memory", ">read", ">written")
-        print_table(heads, rank_rows(usage), "", most_lines=1000)
+        print_table(heads, job_views.rank_rows(usage), "", most_lines=1000)
 
 
 def stop_rows(stops: Stops, state: JobState, *, begun: bool = False) -> list[tuple[str, object]]:
@@ -384,7 +374,7 @@ def _attempt_row(attempt: JobAttempt, job: WholeJob) -> list[object]:
     lasted = None if ended is None else ended - began
     return [
         attempt.epoch, f"+{duration(max(0.0, began - job.created_s))}", duration(lasted),
-        attempt.gpus if job.gpus else 0, batch_text(attempt), duration(attempt.lost_work_s or None),
+        attempt.gpus if job.gpus else 0, job_views.batch_text(attempt), duration(attempt.lost_work_s or None),
         attempt.state, attempt.exit_code, brief(attempt.reason or ""), ", ".join(attempt.nodes),
     ]  # fmt: skip
 
@@ -658,7 +648,7 @@ def history(
 
     with client(home) as service:
         if costs is not None:
-            print_costs(service.costs(hours=costs, limit=limit), as_json=as_json)
+            job_views.print_costs(service.costs(hours=costs, limit=limit), as_json=as_json)
             return
         jobs = service.jobs(state=",".join(FINAL), user=user, limit=limit)
     if as_json:
@@ -678,7 +668,7 @@ def costs(
     Prices are given with `plait up --price`; without them these are GPU-hours. `plait history --costs` is the same.
     """
     with client(home) as service:
-        print_costs(service.costs(hours=hours, limit=limit), as_json=as_json)
+        job_views.print_costs(service.costs(hours=hours, limit=limit), as_json=as_json)
 
 
 def print_history(jobs: Sequence[JobRow]) -> None:

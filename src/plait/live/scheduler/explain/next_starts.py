@@ -13,16 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from plait.control import messages
 from plait.control.controller import CLOCK_S, Controller
-from plait.control.messages import (
-    Command,
-    JobFinished,
-    JobSubmitted,
-    Launch,
-    ProgressReported,
-    ReplanDue,
-    Stop,
-)
 from plait.control.snapshot import of_active
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.jobs import JobBatch, JobSpec, Phase
@@ -102,7 +94,7 @@ class _Play:
         self.now_s = self.began_s = self.small.now_s
         if new is not None:
             first = self.small.job_store.count
-            self.small.handle(JobSubmitted(self.now_s, first, JobBatch.of([new])))
+            self.small.handle(messages.JobSubmitted(self.now_s, first, JobBatch.of([new])))
             numbers = np.append(numbers, NEW)
         self.numbers: list[int] = numbers.tolist()
         self.left_s = np.array([left_s.get(number, math.inf) for number in self.numbers])
@@ -162,7 +154,7 @@ class _Play:
         sizes = np.diff(groups.first_gpu)
         found: IntArray = sizes[self.small.job_store.columns["running_group"][running]]
         self.small.handle(
-            ProgressReported(
+            messages.ProgressReported(
                 at_s, running, columns["iterations_done"][running] + more,
                 columns["attained_gpu_s"][running] + passed_s * found,
                 columns["run_s"][running] + passed_s, np.full(len(running), math.nan),  # nobody measured a pace
@@ -171,7 +163,7 @@ class _Play:
         self.left_s[running] -= passed_s
         self.since_s[running] = at_s
         if len(ended):
-            self.small.handle(JobFinished(at_s, ended, np.full(len(ended), at_s)))
+            self.small.handle(messages.JobFinished(at_s, ended, np.full(len(ended), at_s)))
             self.since_s[ended] = math.nan
             self.ends += len(ended)
         self.now_s = at_s
@@ -180,11 +172,11 @@ class _Play:
     def _decide(self) -> None:
         self.wake_s = math.inf
         self.decisions += 1
-        commands: Sequence[Command] = self.small.handle(ReplanDue(self.now_s))
+        commands: Sequence[messages.Command] = self.small.handle(messages.ReplanDue(self.now_s))
         for command in commands:
-            if isinstance(command, Stop):
+            if isinstance(command, messages.Stop):
                 self.since_s[command.jobs] = math.nan
-            elif isinstance(command, Launch):
+            elif isinstance(command, messages.Launch):
                 for job in command.groups.jobs.tolist():
                     self._launch(job)
         valid_s = self.small.plan.valid_until_s
