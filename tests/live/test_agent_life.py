@@ -28,6 +28,7 @@ pytestmark = pytest.mark.engines
 LEASE_S = 3.0
 LAPSED = f"no contact with the service for its lease of {LEASE_S:g} s"
 PATIENT = "import time\nprint('ready')\nwhile True: time.sleep(0.01)\n"
+LEAVES = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n" + PATIENT
 
 
 def job_that_waits(world: World, job: int) -> str:
@@ -250,10 +251,10 @@ def test_a_lost_service_stops_nothing_and_is_found_again_elsewhere(world: World)
     assert world.service.wait(1, "ended").exit_code == 0
 
 
-def test_without_contact_for_the_lease_work_is_stopped_gracefully(world: World) -> None:
+@pytest.mark.parametrize("script", [LEAVES, PATIENT], ids=["leaves at SIGTERM", "dies of SIGTERM"])
+def test_without_contact_for_the_lease_work_is_stopped_gracefully_and_has_not_failed(world: World, script: str) -> None:
     world.start()
-    leave = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n" + PATIENT
-    world.service.want(world.python(1, leave))
+    world.service.want(world.python(1, script))
     world.said(1, "ready")
     has_lease(world, LEASE_S)
     world.service.quiet = True
@@ -266,8 +267,7 @@ def test_without_contact_for_the_lease_work_is_stopped_gracefully(world: World) 
 def test_a_node_on_loan_is_given_back_when_the_lease_is_over_and_its_jobs_have_stopped(world: World) -> None:
     agent = world.start("--on-loan").agent
     assert agent is not None
-    leave = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n" + PATIENT
-    world.service.want(world.python(1, leave))
+    world.service.want(world.python(1, LEAVES))
     world.said(1, "ready")
     has_lease(world, LEASE_S)
     world.layout.service_file.unlink(missing_ok=True)
@@ -275,18 +275,6 @@ def test_a_node_on_loan_is_given_back_when_the_lease_is_over_and_its_jobs_have_s
     until(lambda: agent.poll() is not None, "the end of the agent")
     assert agent.returncode == 0  # which is the end of the allocation
     assert json.loads((world.folder(1) / "exit.json").read_text())["exit_code"] == 75
-
-
-def test_ended_by_the_lease_is_no_failure_of_the_job(world: World) -> None:
-    world.start()
-    world.service.want(world.python(1, PATIENT))  # it knows nothing of SIGTERM, and dies of it
-    world.said(1, "ready")
-    has_lease(world, LEASE_S)
-    world.service.quiet = True
-    until(lambda: (world.folder(1) / "exit.json").exists(), "the job to be stopped")
-    world.service.quiet = False
-    seen = world.service.wait(1, "ended")
-    assert (seen.exit_code, seen.reason) == (75, LAPSED)
 
 
 def test_an_agent_stopped_for_less_than_its_lease_changes_nothing(world: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,35 +45,33 @@ def test_kinds_without_end_are_not_remembered() -> None:
     assert len(bounded._since) <= 1001
 
 
-def test_the_log_of_a_service_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Path]:
+    """The file of a service's log; handlers and level are as before after the test."""
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
-    journal.begin_log(tmp_path / "service.log")
-    try:
-        for _ in range(3 * journal.MOST):
-            logging.getLogger("plait.http").info("request")
-    finally:
-        for handler in set(root.handlers) - set(before):
-            root.removeHandler(handler)
-            handler.close()
-        root.setLevel(level)
-    assert len((tmp_path / "service.log").read_text().splitlines()) <= journal.MOST * 2
+    yield tmp_path / "service.log"
+    for handler in set(root.handlers) - set(before):
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(level)
 
 
-def test_lines_that_a_terminal_gets_too_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = logging.getLogger()
-    before, level = list(root.handlers), root.level
+def write(log: Path, lines: int) -> list[str]:
+    """The log after so many equal lines."""
+    journal.begin_log(log)
+    for _ in range(lines):
+        logging.getLogger("plait.http").info("request")
+    return log.read_text().splitlines()
+
+
+def test_the_log_of_a_service_is_bounded(log: Path) -> None:
+    assert len(write(log, 3 * journal.MOST)) <= journal.MOST * 2
+
+
+def test_lines_that_a_terminal_gets_too_are_counted_once(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.StringIO()
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr("sys.stderr", terminal)
-    journal.begin_log(tmp_path / "service.log")
-    try:
-        for _ in range(journal.MOST):
-            logging.getLogger("plait.http").info("request")
-    finally:
-        for handler in set(root.handlers) - set(before):
-            root.removeHandler(handler)
-            handler.close()
-        root.setLevel(level)
-    assert len((tmp_path / "service.log").read_text().splitlines()) == journal.MOST
+    assert len(write(log, journal.MOST)) == journal.MOST
     assert len(terminal.getvalue().splitlines()) == journal.MOST

@@ -18,6 +18,17 @@ from plait.runtime.gates import GateError, GateTimeout, GroupMember, TokenGate, 
 GPU, CPU = "2", "1"
 
 
+def held_and_awaited(group, play):
+    """A group whose job 1 has the token of the GPU, for which job 2 waits: files, their state, and both jobs."""
+    made = group("tokens")
+    watch = Watch(made)
+    a, b = play(made, 1), play(made, 2)
+    a.ask(f"enter {GPU}")
+    b.say(f"enter {GPU}")
+    until(lambda: watch.waiting(2) == 1)
+    return made, watch, a, b
+
+
 def test_never_two_at_once(group, play, tmp_path):
     processes = [play(group("tokens"), job) for job in (1, 2, 3)]
     for p in processes:
@@ -51,12 +62,7 @@ def test_other_resources_are_not_in_the_way(group, play):
 
 
 def test_the_kernel_frees_what_a_killed_holder_had(group, play):
-    made = group("tokens")
-    watch = Watch(made)
-    a, b = play(made, 1), play(made, 2)
-    a.ask(f"enter {GPU}")
-    b.say(f"enter {GPU}")
-    until(lambda: watch.waiting(2) == 1)
+    _, _, a, b = held_and_awaited(group, play)
     a.kill()
     assert b.hear() == "in 2"
 
@@ -72,12 +78,8 @@ def test_a_child_that_outlives_a_killed_holder_does_not_keep_the_token(group, pl
 
 
 def test_a_killed_waiter_is_taken_out_of_the_line(group, play):
-    made = group("tokens")
-    watch = Watch(made)
-    a, b, c = (play(made, job) for job in (1, 2, 3))
-    a.ask(f"enter {GPU}")
-    b.say(f"enter {GPU}")
-    until(lambda: watch.waiting(2) == 1)
+    made, watch, a, b = held_and_awaited(group, play)
+    c = play(made, 3)
     c.say(f"enter {GPU}")
     until(lambda: watch.waiting(2) == 2)
     b.kill()
@@ -87,12 +89,8 @@ def test_a_killed_waiter_is_taken_out_of_the_line(group, play):
 
 
 def test_a_stopped_waiter_is_overtaken_and_comes_later(group, play):
-    made = group("tokens")
-    watch = Watch(made)
-    a, b, c = (play(made, job) for job in (1, 2, 3))
-    a.ask(f"enter {GPU}")
-    b.say(f"enter {GPU}")
-    until(lambda: watch.waiting(2) == 1)
+    made, watch, a, b = held_and_awaited(group, play)
+    c = play(made, 3)
     b.signal(signal.SIGSTOP)
     c.say(f"enter {GPU}")
     until(lambda: watch.waiting(2) == 2)
@@ -228,12 +226,7 @@ def test_stages_nest_only_upwards(group):
 
 
 def test_a_newer_plan_lets_everybody_of_the_old_one_through(group, play):
-    made = group("tokens")
-    watch = Watch(made)
-    a, b = play(made, 1), play(made, 2)
-    a.ask(f"enter {GPU}")
-    b.say(f"enter {GPU}")
-    until(lambda: watch.waiting(2) == 1)
+    made, _, a, b = held_and_awaited(group, play)
     newer = group("tokens", 2, version=2)
     assert b.hear() == "in 2"
     assert b.ask("kind") == "none"
@@ -244,13 +237,8 @@ def test_a_newer_plan_lets_everybody_of_the_old_one_through(group, play):
     assert "version 1 is gone" in stale.reason
 
 
-def test_files_that_vanish_leave_jobs_running(group, play, tmp_path):
-    made = group("tokens")
-    watch = Watch(made)
-    a, b = play(made, 1), play(made, 2)
-    a.ask(f"enter {GPU}")
-    b.say(f"enter {GPU}")
-    until(lambda: watch.waiting(2) == 1)
+def test_files_that_vanish_leave_jobs_running(group, play):
+    made, _, a, b = held_and_awaited(group, play)
     remove_group(made.folder)
     assert b.hear() == "in 2"
     assert a.ask(f"leave {GPU}") == "out 2"
