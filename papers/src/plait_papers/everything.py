@@ -27,7 +27,7 @@ from plait.traces.formats.registry import read_trace
 from plait.traces.load import load_jobs
 from plait.traces.synthetic import generate, target_load
 from plait.traces.table import TraceTable
-from plait_papers.evaluation import Ended, Evaluation, Outcome, file_hash, publish
+from plait_papers.evaluation import Done, Ended, Evaluation, Outcome, file_hash, publish
 from plait_papers.pages import PaperSection, render
 from plait_papers.requests import EverythingRequest
 
@@ -103,15 +103,6 @@ class Case:
     seed: int
     jobs: int
     data: str
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Result of a run: figures (seconds, GPU-hours, shares), how many jobs it had, and the CPU seconds it took."""
-
-    figures: dict[str, float]
-    jobs: int
-    cpu_s: float
 
 
 def rows(quick: bool, recorded: bool) -> Iterator[Row]:
