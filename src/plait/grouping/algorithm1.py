@@ -57,7 +57,7 @@ def _improved(model: ClassedBucket, nodes: Sequence[Node]) -> list[Node]:
 
 
 #: Above so many nodes a bucket is matched greedily, in parts of at most this size: a dense matrix of 4,000 nodes takes
-#: 128 MB, and exact matching ten seconds.
+#: 128 MB, and exact matching two seconds.
 MOST_NODES = 3000
 
 

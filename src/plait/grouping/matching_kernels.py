@@ -54,11 +54,17 @@ def assign(cost: IntArray, column_of: IntArray, v: IntArray) -> None:
     """Cheapest permutation without fixed points, into `column_of` each row (given as -1), and `v`, dual of each column.
 
     Jonker and Volgenant, "A shortest augmenting path algorithm for dense and sparse linear assignment problems",
-    Computing 38 (1987): column reduction, reduction transfer, augmenting row reduction, shortest augmenting paths.
+    Computing 38 (1987): column reduction, reduction transfer, augmenting row reduction, shortest augmenting paths. With
+    other `v` than 0 at first, duals that are nearly right, the first two are left out.
     """
     n = len(cost)
     row_of, counts, free = filled(n, -1), filled(n, 0), filled(n, 0)
+    cold = True
+    for j in range(n):
+        cold = cold and v[j] == 0
     for j in range(n - 1, -1, -1):  # rows are columns: cost is symmetric
+        if not cold:
+            break
         i = 0
         for k in range(n):
             if cost[j, k] < cost[j, i]:

@@ -213,6 +213,16 @@ def test_proof(n, classes):
     check_proof(w, found)
 
 
+def test_from_the_duals_of_a_half():
+    rng = np.random.default_rng(7)
+    for _ in range(100):
+        n = int(rng.integers(7, 41))
+        w = random_weights(rng, n) if rng.random() < 0.5 else efficiencies(rng, n, int(rng.integers(0, 4)))
+        for way in ("kernel", "plain"):
+            with how(way), mock.patch.object(matching, "HALVED", 5):
+                check_proof(w, matching_with_bound(w))
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_proof_of_small_problems(seed):
     rng = np.random.default_rng(seed)
