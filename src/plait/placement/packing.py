@@ -18,9 +18,10 @@ ship with plait: `traces/data/tensors.csv`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import cached_property, partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -117,25 +118,23 @@ class WaitReasons(Mapping[int, str]):
 
 
 class LazyReasons(Mapping[int, str]):
-    """`WaitReasons` built on first use: most plans' reasons are never read."""
+    """Why jobs wait, made on first use: most plans' reasons are never read."""
 
-    def __init__(self, view: View, order: IntArray, status: IntArray) -> None:
-        self._make = (view, order, status)
-        self._made: WaitReasons | None = None
+    def __init__(self, make: Callable[[], Mapping[int, str]]) -> None:
+        self._make = make
 
-    def _reasons(self) -> WaitReasons:
-        if self._made is None:
-            self._made = WaitReasons(*self._make)
-        return self._made
+    @cached_property
+    def _reasons(self) -> Mapping[int, str]:
+        return self._make()
 
     def __getitem__(self, job: int) -> str:
-        return self._reasons()[job]
+        return self._reasons[job]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._reasons())
+        return iter(self._reasons)
 
     def __len__(self) -> int:
-        return len(self._reasons())
+        return len(self._reasons)
 
 
 #: one entry that stands for all jobs
@@ -482,7 +481,7 @@ def place(
         jobs.number[order],
         None if levels is None else levels[order],
         NO_JOBS if promoted is None else jobs.number[promoted],
-        LazyReasons(view, rows, status),
+        LazyReasons(partial(WaitReasons, view, rows, status)),
         valid_until_s,
         settled=all_run,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from plait.core.plan import Groups, Plan
 from plait.core.preemption import PreemptionRule
 from plait.placement import Scheme, SkewAware
 from plait.placement.kernels import PLACED, Found, Left, Nodes, Running, Work
-from plait.placement.packing import LazyReasons
+from plait.placement.packing import LazyReasons, WaitReasons
 from plait.policies.compose import Composed, OrderKey, Urgency
 from plait.policies.tiresias import Queues
 from plait.sim import stretch_kernels as layout
@@ -265,7 +266,7 @@ def _adopt(s: Stretch, controller: Controller, backend: Simulator) -> None:
     view = controller.view()
     view = replace(view, jobs=view.jobs.subset(order))
     why = np.where(columns["running_group"][order] >= 0, PLACED, s.queue.why[order])
-    reasons = LazyReasons(view, np.arange(len(order)), why)
+    reasons = LazyReasons(partial(WaitReasons, view, np.arange(len(order)), why))
     controller.plan = Plan(
         controller.running, order, reasons=reasons, valid_until_s=float(s.at[layout.VALID_UNTIL]),
         settled=bool(s.counts[layout.SETTLED]),

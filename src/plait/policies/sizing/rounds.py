@@ -13,7 +13,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ from plait.goodput.execution_plans import Speed
 from plait.goodput.fitness import FLOOR, HARMONIC, check, fitness
 from plait.goodput.models import throughput_model
 from plait.goodput.throughput import restart_factor
+from plait.placement.packing import LazyReasons
 from plait.policies.sizing.free_gpus import FreeGpus, groups_of, with_companions, with_staying
 from plait.policies.sizing.kernels import CLOCK_S, first_change_s, in_line
 from plait.policies.sizing.pools import Pool, none_adapts, pools, staying, with_shared_fits
@@ -312,7 +313,9 @@ class InRounds:
             jobs.number[order],
             np.full(len(order), now * ROUNDS + min(last - now, ROUNDS - 1)),
             jobs.number[late],
-            _reasons(view, allocations, (last + 1) * self.interval_s if last < FOREVER else math.inf),
+            LazyReasons(
+                partial(_reasons, view, allocations, (last + 1) * self.interval_s if last < FOREVER else math.inf)
+            ),
             until_s,
             settled=settled,
         )
