@@ -27,7 +27,7 @@ import common
 import numpy as np
 from common import Figure
 
-from plait import JobBatch, load_jobs, make_policy
+from plait import Cluster, JobBatch, load_jobs, make_policy, simulate
 from plait.traces.assign import assign_classes, assign_models, assign_tenants
 from plait.traces.synthetic import generate
 
@@ -60,6 +60,7 @@ def main() -> None:
     if "--guests" not in sys.argv:
         figures += beside_c(5_000 if small else 20_000, 16 if small else 63)
         figures += message_by_message(200 if small else 2_000)
+        figures += checked(100 if small else 1_000)
     if "--guests" not in sys.argv and not small:
         figures += beside_c(count, nodes, ("srsf", "2d-las"), ("ideal",))
     figures += with_guests(count, nodes)
@@ -130,6 +131,20 @@ def loop_in_c(program: Path, batch: JobBatch, nodes: int) -> float:
     data.write_bytes(np.int32(len(batch)).tobytes() + b"".join(column.tobytes() for column in columns))
     lines = [subprocess.run([program, data, str(nodes)], check=True, capture_output=True, text=True) for _ in range(3)]
     return min(float(re.findall(r"cpu=([0-9.]+)", line.stdout)[0]) for line in lines)
+
+
+def checked(count: int) -> list[Figure]:
+    """Runs with `--check` beside the same without, once each."""
+    batch, figures = load_jobs(assign_models(generate("philly", count, 64, 1.0, 1), seed=1)).jobs, []
+    for policy in ("srsf", *FLAT):
+        seconds = []
+        for check in (False, True):
+            run = partial(simulate, cluster=Cluster.parse("8x8"), world=common.world(EVERY_EVENT, "plait"), check=check)
+            run(batch[:150], policy=make_policy(policy))
+            seconds.append(common.cpu_s(partial(run, batch, policy=make_policy(policy)), 1))
+        label = f"{count:,} jobs, 64 GPUs, {policy}, every event, --check"
+        figures.append(Figure(label, seconds[1], 1, seconds[0] / seconds[1], "without", "goal <= 2 x as long"))
+    return figures
 
 
 def with_guests(count: int, nodes: int) -> list[Figure]:
