@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plait_papers.pollux.compare import is_published, reference
+from plait_papers.pollux.command import is_published, reference
 from plait_papers.pollux.settings import read_setting
 from plait_papers.pollux.workload import load
 from plait_papers.pollux.world import figures, simulate

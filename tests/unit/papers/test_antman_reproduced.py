@@ -20,7 +20,7 @@ from plait.policies.catalog import make_policy
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 from plait.traces.assign import catalogue
-from plait_papers.antman.compare import Comparison, distance, nearest, points, rows_of
+from plait_papers.antman.command import Comparison, distance, nearest, points, rows_of
 from plait_papers.antman.muri_artifact import artifact_cases
 from plait_papers.antman.runs import Case, Done, jobs_in, run_case
 from plait_papers.antman.variants import ANTMAN, COMPARED, GANDIVA, PARTS, PREEMPTING, YARN, bases, chosen

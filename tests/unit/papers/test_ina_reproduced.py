@@ -8,8 +8,7 @@ import pytest
 
 from plait_papers.ina import reference
 from plait_papers.ina.cases import Case, Done, run_case
-from plait_papers.ina.command import page
-from plait_papers.ina.compare import SECTIONS, InaOutcome, Row, cells, compared, rows, tables
+from plait_papers.ina.command import SECTIONS, InaOutcome, Row, cells, compared, page, rows, tables
 from sampling import sample
 
 #: Rows that a test takes by default: one of each kind, of few packets.

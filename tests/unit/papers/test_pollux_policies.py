@@ -10,9 +10,9 @@ import pytest
 from plait.goodput.batch import best_batch
 from plait.goodput.throughput import Measurements, loss
 from plait.goodput.throughput import step_s as plain_step_s
-from plait_papers.pollux import compare
+from plait_papers.pollux import command
 from plait_papers.pollux.clock import GPUS_PER_NODE, Shape, free_gpus, run
-from plait_papers.pollux.compare import Comparison, over_workloads, points
+from plait_papers.pollux.command import Comparison, over_workloads, points
 from plait_papers.pollux.jobs import KnownJob, PolluxJob, table_of
 from plait_papers.pollux.pollux import FLOOR, Mean, Pollux, PolluxExact, PolluxSearch, Round
 from plait_papers.pollux.settings import make_rule, read_setting
@@ -240,8 +240,8 @@ def test_other_loads_are_the_authors_files_where_they_are_and_copies_elsewhere(t
     half = tmp_path / "workloads-0.5"
     half.mkdir()
     files = [write_workload(folder / "w.csv", (0, "ncf", 1, size)) for size, folder in ((256, tmp_path), (512, half))]
-    rows = {(compare._hash(file), "", "", "optimus"): {"avg_jct_s": str(i)} for i, file in enumerate(files, 1)}
-    monkeypatch.setattr(compare, "_published", lambda: rows)
+    rows = {(command._hash(file), "", "", "optimus"): {"avg_jct_s": str(i)} for i, file in enumerate(files, 1)}
+    monkeypatch.setattr(command, "_published", lambda: rows)
     of_one, of_half = (
         {p.at: p for p in points(file, tmp_path, ["load"], [0]) if (p.study, p.policy) == ("load", "optimus")}
         for file in files
