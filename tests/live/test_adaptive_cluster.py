@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from adaptive_world import LIMITS, Outcome, Paced, losses_of_fixed, samples_of, serve
+from adaptive_world import LIMITS, SCRIPT, Outcome, Paced, losses_of_fixed, samples_of, serve
 
 from plait.core.goodput import THETA, Estimate
+from plait.live.backends.local import ElasticLocal
+from plait.live.client.client import Client
 from plait.live.layout import Layout
-from plait.testing import leaks
+from plait.testing import Cluster, leaks
 
 pytestmark = pytest.mark.engines
 
-SAMPLES = 512
+SAMPLES, TESTS = 512, Path(__file__).parents[1]
 
 
 def paced(at_s: float, epochs: int, *, adaptive: bool = True, most_gpus: int = 2) -> Paced:
@@ -54,6 +59,50 @@ def test_trainings_grow_as_slots_become_free_and_see_each_sample_once(tmp_path: 
     jobs = [paced(0.0, 16), paced(0.5, 4, adaptive=False), paced(1.0, 12)]
     _, grown = run(tmp_path / "home", jobs, slots=4, interval_s=2.0)
     assert grown
+
+
+def keep_until(cluster: Cluster, true: Callable[[Client], bool]) -> None:
+    """Keep the cluster up until this is so."""
+    give_up_s = time.monotonic() + 300.0
+    with cluster.client() as client:
+        while not true(client):
+            assert time.monotonic() < give_up_s, (client.nodes(), client.jobs())
+            cluster.maintain()
+            time.sleep(0.1)
+
+
+def events(client: Client, kind: str) -> list[dict[str, Any]]:
+    return [row["event"] for row in client.all_events() if row["event"]["type"] == kind]
+
+
+def test_nodes_come_and_go_as_the_policy_values_jobs_and_no_sample_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One training is worth two nodes, two jobs are worth one: then the second node is emptied and given back."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS / "contract"), str(SCRIPT.parent)]))
+    out = tmp_path / "out"
+    out.mkdir()
+    options = {"policy": "resizing:Resizing", "round": 0.5, "most-gpus": 4, "price": 2.0}
+    elastic = ElasticLocal(most=2, idle_s=1.0, delay_s=0.5)
+    begin_s = time.monotonic()
+    world = Cluster(tmp_path / "home", nodes=1, slots=2, options=options, elastic=elastic)
+    with world as cluster, cluster.client() as client:
+        long, short = paced(0.0, 1000, adaptive=False), paced(0.0, 30, most_gpus=4)
+        training = client.submit([short.request(out, 1000.0)])[0].id
+        keep_until(cluster, lambda c: c.job(training).gpus == 4 and (c.job(training).iterations_done or 0) > 5)
+        other = client.submit([long.request(out, 1000.0)])[0].id
+        keep_until(cluster, lambda c: len(c.nodes()) == 1 and c.job(training).gpus == 1)
+        client.cancel(other)
+        keep_until(cluster, lambda c: len(c.nodes()) == 2)
+        keep_until(cluster, lambda c: c.job(training).state == "finished" and len(c.nodes()) == 1)
+        assert [len(events(client, kind)) for kind in ("NodeDrained", "NodeForgotten")] == [2, 2]
+        sizes = [len(attempt.ranks) for attempt in client.job(training).attempts]
+        costs = client.costs()
+        assert sizes[:3] == [1, 4, 1]
+        assert 0 < costs.total.gpu_h < 4 * (time.monotonic() - begin_s) / 3600
+        assert costs.total.cost == pytest.approx(2 * costs.total.gpu_h, rel=1e-3)
+    *whole, _ = samples_of(out, 0).values()
+    assert all(len(samples) == SAMPLES and set(samples.values()) == {1} for samples in whole)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from types import TracebackType
 
 from plait.core.errors import InputError
 from plait.live.backends.base import UP
-from plait.live.backends.local import LocalBackend
+from plait.live.backends.local import ElasticLocal, LocalBackend
 from plait.live.client.client import Client, read_service_file
 from plait.live.layout import Layout, make_private
 from plait.live.system import procs
@@ -39,16 +39,18 @@ class Cluster:
         options: Mapping[str, object] | None = None,
         slot_memory_gb: float | None = None,
         rack_size: int | None = None,
+        elastic: ElasticLocal | None = None,
     ) -> None:
         """`options` of `python -m plait.live.service` by name, e.g. {"policy": "muri-l", "lost": 2}.
 
         `slot_memory_gb`: declared memory of each slot; None: not limited. `rack_size`: nodes of a rack; None: all.
+        `elastic`: more nodes come and go.
         """
         self.layout = Layout.at(home)
         self.options = dict(options or {})
         self.backend = LocalBackend(
             self.layout, nodes, slots, False, stop_grace_s=5.0, slot_memory_gb=slot_memory_gb,
-            racks=lambda node, nodes: node // (rack_size or nodes),
+            racks=lambda node, nodes: node // (rack_size or nodes), elastic=elastic,
         )  # fmt: skip
         self.starts = 0
         self._service: subprocess.Popen[bytes] | None = None
@@ -100,7 +102,11 @@ class Cluster:
         """Restart dead processes: agents as the backend does, the service as a supervisor would."""
         if self._service is not None and self._service.poll() is not None and time.monotonic() >= self._down_until:
             self._spawn()
-        self.backend.maintain()
+        if self.backend.elastic is None:
+            self.backend.maintain()
+            return
+        with self.client() as client:
+            self.backend.maintain(client)
 
     def stop(self) -> None:
         """End the service, then the agents with their jobs."""

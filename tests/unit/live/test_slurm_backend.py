@@ -13,17 +13,10 @@ from msgspec import structs
 
 from plait.core.errors import InputError
 from plait.live.api.cluster import ClusterStatus, NodeRow
+from plait.live.backends.base import PENDING, RUNNING, AllocationLimits, Held, Moves, plan_allocations
 from plait.live.backends.registry import open_backend
-from plait.live.backends.slurm.backend import (
-    AllocationLimits,
-    Held,
-    Moves,
-    SlurmBackend,
-    SlurmOptions,
-    job_of,
-    plan_allocations,
-)
-from plait.live.backends.slurm.commands import ENDING, OVER, PENDING, RUNNING, Job, SlurmCli, SlurmError, read_jobs
+from plait.live.backends.slurm.backend import SlurmBackend, SlurmOptions, job_of
+from plait.live.backends.slurm.commands import ENDING, OVER, Job, SlurmCli, SlurmError, read_jobs
 from plait.live.backends.slurm.node import MARK, node_name
 from plait.live.client.transport import Refused
 from plait.live.layout import NODE_NAME, Layout

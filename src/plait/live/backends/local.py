@@ -6,7 +6,8 @@
     backend.stop(jobs=True)
 
 A node is a share of the machine's GPUs or, where there are none, so many slots of CPU. Several nodes on one machine
-behave as several machines would, which is what tests and demonstrations need.
+behave as several machines would, which is what tests and demonstrations need. With `elastic` nodes come and go as jobs
+want them, as those that are rented do.
 """
 
 from __future__ import annotations
@@ -19,14 +20,25 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.core.errors import InputError
 from plait.core.resources import CPU_KIND
 from plait.core.words import counted
 from plait.live.agent.monitor import Gpu, Nvml, cores
-from plait.live.backends.base import COMING, STOP_GRACE_S, UP, BackendNode
+from plait.live.backends.base import (
+    COMING,
+    PENDING,
+    STOP_GRACE_S,
+    UP,
+    AllocationLimits,
+    BackendNode,
+    Fitting,
+    Held,
+)
 from plait.live.backends.host import AgentHost
+from plait.live.client.transport import Refused
 from plait.live.layout import Layout
 from plait.live.system import accounts, procs
 
@@ -93,6 +105,15 @@ def divide(machine: Machine, nodes: int | None, gpus_per_node: int | None, cuda:
     return [LocalNode(f"n{i}", each, tuple(numbers[i * each : (i + 1) * each])) for i in range(nodes)]
 
 
+@dataclass(frozen=True)
+class ElasticLocal:
+    """Nodes that come and go: at most so many, each `delay_s` after its request, until it is idle for `idle_s`."""
+
+    most: int
+    idle_s: float = 300.0
+    delay_s: float = 0.0
+
+
 class LocalBackend:
     """Starts, watches and stops the agents of this machine's nodes."""
 
@@ -110,6 +131,7 @@ class LocalBackend:
         cpu_slots: int | None = None,
         racks: Callable[[int, int], int] | Mapping[str, int] = lambda node, nodes: 0,
         as_owner: bool = False,
+        elastic: ElasticLocal | None = None,
     ) -> None:
         """Nothing is started yet. `stop_grace_s`: most seconds that jobs get at `stop(jobs=True)`.
 
@@ -117,7 +139,8 @@ class LocalBackend:
         `cpu_slots`: jobs without GPUs of one core that one more node has room for; None: there is no such node.
         `nodes`: 0 for none but that one. `racks`: the rack of each node by its name (others: 0), or by its number and
         the number of nodes.
-        `as_owner`: jobs run as the accounts of their owners.
+        `as_owner`: jobs run as the accounts of their owners. `elastic`: more nodes than `nodes` (1 unless given) come
+        and go.
 
         Raises InputError if the machine cannot be divided so, or cannot run agents, or not with the rights of this one.
         """
@@ -127,13 +150,21 @@ class LocalBackend:
         self._as_owner = as_owner
         self.layout, self.stop_grace_s = layout, stop_grace_s
         self._slot_memory_gb = slot_memory_gb
-        found = [] if nodes == 0 else divide(machine, nodes, gpus_per_node, cuda)
+        least = 1 if elastic and nodes is None else nodes
+        if elastic and not (nodes != 0 and (least or 1) <= elastic.most):
+            raise InputError(f"max-nodes={elastic.most} is less than the {nodes} nodes to keep; give --nodes from 1")
+        found = [] if nodes == 0 else divide(machine, elastic.most if elastic else nodes, gpus_per_node, cuda)
         rack = [racks(i, len(found)) if callable(racks) else racks.get(one.name, 0) for i, one in enumerate(found)]
         self.nodes = {one.name: replace(one, rack=number) for one, number in zip(found, rack, strict=True)}
         if cpu_slots is not None:
             self.nodes[CPU_KIND] = LocalNode(CPU_KIND, cpu_slots, None, kind=CPU_KIND)
         self._host = AgentHost(layout, stop_grace_s)
         self._next_s: dict[str, tuple[float, float]] = {}
+        self.elastic, self._fitting, self._coming = elastic, Fitting(time.monotonic), dict[str, float]()
+        self._least = least or len(found)
+        #: Nodes that may come; those that another keeper has started are there.
+        kept = found[self._least :] if elastic else []
+        self._spare = {one.name: self.nodes.pop(one.name) for one in kept if not self._size_file(one.name).exists()}
 
     def start(self) -> list[str]:
         """Start agents for all nodes; running ones are kept. Return the names of nodes whose agent was started now.
@@ -158,7 +189,7 @@ class LocalBackend:
     def _check_sizes(self) -> None:
         """Refuse to change nodes under the jobs that run on them."""
         for name, node in self.nodes.items():
-            record = procs.read_json(self.layout.node(name) / _SIZE) or {}
+            record = procs.read_json(self._size_file(name)) or {}
             before, cuda = record.get("gpus"), None if node.cuda is None else list(node.cuda)
             if not isinstance(before, int) or (before, record.get("cuda")) == (node.gpus, cuda):
                 continue
@@ -182,14 +213,19 @@ class LocalBackend:
         account = {"as-owner": True} if self._as_owner else {}
         self._host.spawn(node.name, {**_size(node), **memory, **account})
         with contextlib.suppress(OSError):  # a full disk: then the next size is not compared with this one
-            procs.write_json(self.layout.node(node.name) / _SIZE, {"gpus": node.gpus, "cuda": node.cuda})
+            procs.write_json(self._size_file(node.name), {"gpus": node.gpus, "cuda": node.cuda})
+
+    def _size_file(self, name: str) -> Path:
+        return self.layout.node(name) / _SIZE
 
     def maintain(self, service: Client | None = None) -> list[str]:
-        """Start agents that died, later each time if they die again soon.
+        """Start agents that died, later each time if they die again soon; with `elastic` fit the nodes to the jobs.
 
         No report is needed: the agents report to the service themselves.
         """
         started = []
+        if self.elastic is not None and service is not None:
+            started += self._fit(service, self.elastic)
         for name in self.nodes:
             now = time.monotonic()
             at, pause_s = self._next_s.get(name, (0.0, _FIRST_PAUSE_S))
@@ -200,17 +236,48 @@ class LocalBackend:
                 started.append(f"the agent of {name} was started")
         return started
 
+    def _fit(self, service: Client, elastic: ElasticLocal) -> list[str]:
+        """Request, start, drain and end nodes as jobs want them."""
+        now, said = time.monotonic(), []
+        for name in [name for name, at_s in self._coming.items() if at_s <= now]:
+            del self._coming[name]
+            self.nodes[name] = self._spare.pop(name)
+        rows = {row.id: row for row in service.nodes()}
+        held = [Held(_number(name), PENDING) for name in self._coming]
+        held += [self._fitting.held(_number(name), rows.get(name)) for name in self.nodes if name != CPU_KIND]
+        gpus = next(node.gpus for node in (*self.nodes.values(), *self._spare.values()) if node.kind != CPU_KIND)
+        limits = AllocationLimits(gpus, self._least, elastic.most, elastic.idle_s)
+        moves = self._fitting.moves(service.status().wanted, held, limits)
+        free = [name for name in self._spare if name not in self._coming and name not in rows]
+        for name in sorted(free, key=_number)[::-1][: moves.submit]:
+            self._coming[name] = now + elastic.delay_s
+            said.append(f"node {name} is requested" + (f", and comes in {elastic.delay_s:g} s" * (elastic.delay_s > 0)))
+        for number in moves.cancel:
+            del self._coming[f"n{-number}"]
+        for number in moves.drain:
+            said += self._fitting.drain(service, f"n{-number}")
+        for number in moves.release:
+            name = f"n{-number}"
+            self._spare[name] = self.nodes.pop(name)
+            self._end([name], jobs=True)
+            self._size_file(name).unlink(missing_ok=True)
+            said.append(f"node {name} is given back")
+        for name in rows.keys() & self._spare.keys():
+            with contextlib.suppress(Refused):  # the service does not know yet that its agent has ended
+                service.forget_node(name)
+        return said
+
     def expected(self) -> int:
-        """How many nodes the service waits for: all of them."""
+        """How many nodes the service waits for: all that are started at once."""
         return len(self.nodes)
 
     def expected_gpus(self) -> int:
-        """GPUs of all nodes, which exist from the start."""
+        """GPUs of all nodes that are started at once."""
         return sum(node.gpus for node in self.nodes.values())
 
     def most_gpus(self) -> int:
-        """No more than its nodes have, which are there from the start."""
-        return 0
+        """GPUs of all nodes that may come; 0 where all are there from the start."""
+        return self.expected_gpus() + sum(node.gpus for node in self._spare.values()) if self.elastic else 0
 
     def list_nodes(self) -> list[BackendNode]:
         """All nodes, with the pid of the agent where there is one."""
@@ -223,6 +290,8 @@ class LocalBackend:
         """End all agents of the home; with `jobs` their jobs too (gracefully), otherwise jobs run on."""
         self._end(sorted({*self.nodes, *self._known()}), jobs)
         if jobs:  # no group is left, and no agent that could make one
+            for name in self._known():
+                self._size_file(name).unlink(missing_ok=True)
             shutil.rmtree(self.layout.gates, ignore_errors=True)
             if self.layout.gates.parent != self.layout.home:
                 shutil.rmtree(self.layout.gates.parent, ignore_errors=True)
@@ -238,6 +307,11 @@ class LocalBackend:
     def _end(self, names: list[str], jobs: bool) -> None:
         self._host.stop_grace_s = self.stop_grace_s
         self._host.end(names, jobs, lambda name: _size(self.nodes.get(name, LocalNode(name, 1, None))))
+
+
+def _number(name: str) -> int:
+    """A node's number for the plan, by which the last of the nodes go first."""
+    return -int(name[1:])
 
 
 def _size(node: LocalNode) -> dict[str, object]:

@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from plait.core.errors import InputError
-from plait.live.backends.base import STOP_GRACE_S, BackendNode, NodeBackend, gigabytes, whole
+from plait.live.backends.base import STOP_GRACE_S, BackendNode, NodeBackend, gigabytes, seconds, whole
 from plait.live.layout import Layout
 
 if TYPE_CHECKING:
@@ -77,14 +77,18 @@ class WithSlots:
 
 
 def _local(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> NodeBackend:
-    from plait.live.backends.local import LocalBackend
+    from plait.live.backends.local import ElasticLocal, LocalBackend
 
+    most, elastic = whole(options, "max-nodes"), None
+    if most is not None:
+        elastic = ElasticLocal(most, seconds(options, "idle", ElasticLocal.idle_s), seconds(options, "delay", 0.0))
     cuda = False if options.get("fake") else None
     nodes, gpus = whole(options, "nodes"), whole(options, "gpus-per-node")
     slot_memory_gb = gigabytes(options, "slot-memory")
     return LocalBackend(
         layout, nodes, gpus, cuda, stop_grace_s=stop_grace_s, slot_memory_gb=slot_memory_gb,
         cpu_slots=whole(options, "cpu-slots"), racks=racks_of(options), as_owner=bool(options.get("as-owner")),
+        elastic=elastic,
     )  # fmt: skip
 
 

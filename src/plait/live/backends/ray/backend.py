@@ -21,12 +21,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from plait.core.errors import InputError, MissingExtra, PlaitError
-from plait.live.backends.base import COMING, DEAD, UP, BackendNode, whole
+from plait.core.words import counted
+from plait.live.backends.base import COMING, DEAD, UP, AllocationLimits, BackendNode, Fitting, seconds, whole
 from plait.live.backends.host import AgentHost
 from plait.live.client.client import Client, Refused
 from plait.live.layout import Layout, make_private, write_secret
@@ -177,7 +178,7 @@ NAME, SLOTS, RACK = "plait/node", "plait/slots", "plait/rack"
 
 @dataclass(frozen=True)
 class RayNode:
-    """A node of Ray that plait uses. `real`: its GPUs are GPUs, not slots."""
+    """A node of Ray that plait uses. `real`: its GPUs are GPUs, not slots; `cpus`: CPUs as Ray counts them."""
 
     id: str
     name: str
@@ -186,6 +187,7 @@ class RayNode:
     rack: int
     kind: str | None
     address: str
+    cpus: float = 0.0
 
     @property
     def executor(self) -> str:
@@ -217,8 +219,9 @@ def name_nodes(found: Sequence[Mapping[str, Any]], taken: Mapping[str, str], slo
         rack = str(item["labels"].get(RACK, "0"))
         kind = item["kind"] if item["kind"] and _NAME.fullmatch(item["kind"]) else None
         named[name] = RayNode(
-            item["id"], name, gpus, real, int(rack) if rack.isdigit() else 0, kind, str(item["address"])
-        )
+            item["id"], name, gpus, real, int(rack) if rack.isdigit() else 0, kind, str(item["address"]),
+            item.get("cpus", 0.0),
+        )  # fmt: skip
     return named
 
 
@@ -270,7 +273,10 @@ class RayBackend:
     name = "ray"
 
     def __init__(self, layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> None:
-        """Nothing is started yet. Options: address (host:port), gpus-per-node, token-file.
+        """Nothing is started yet. Options: address (host:port), gpus-per-node, token-file, max-nodes, idle.
+
+        With `max-nodes` Ray's autoscaler is requested to have as many nodes as jobs want, from 1 on; a node is given
+        back after `idle` seconds without a job.
 
         Raises InputError for wrong options, MissingExtra without ray.
         """
@@ -298,6 +304,11 @@ class RayBackend:
         self._attached: set[str] = set()  # nodes whose executor has answered since the head did
         self._again_s = 0.0
         self._trouble = ""
+        most, idle_s = whole(options, "max-nodes"), seconds(options, "idle", AllocationLimits.idle_s)
+        self._limits = None if most is None else AllocationLimits(1, 1, most, idle_s)
+        self._fitting, self._numbers = Fitting(time.monotonic, " to Ray"), dict[str, int]()
+        self._given_back: dict[str, str] = {}  # names by id, of nodes that Ray still has
+        self._requested: list[dict[str, float]] = []
 
     @property
     def word_file(self) -> Path:
@@ -320,7 +331,7 @@ class RayBackend:
                 problem = next((f"node {n}: {why}" for n, why in sorted(self._problems.items())), None)
                 if problem and time.monotonic() > until - START_S + CALL_S:
                     raise InputError(f"the Ray cluster at {self.address} cannot be used: {problem}")
-                if not self._nodes:
+                if not self._nodes and (self._limits is None or time.monotonic() > until):
                     raise InputError(
                         f"the Ray cluster at {self.address} has no node with GPUs or a label plait/slots; give "
                         "--gpus-per-node, or start its nodes with: ray start --labels plait/slots=4"
@@ -350,7 +361,38 @@ class RayBackend:
         if new := sorted(self._attached - attached):
             said.append(f"attached: {', '.join(new)}")
         said += [line for line in self._passed_over if line not in passed_over]
-        return said + self._gone.tell(service)
+        said += self._gone.tell(service)
+        return said + self._fit(service, self._limits) if self._limits and self._nodes else said
+
+    def _fit(self, service: Client, limits: AllocationLimits) -> list[str]:
+        """Have Ray keep as many nodes as jobs want, and leave those that they no longer want.
+
+        Ray ends nodes that nobody uses, and an executor is use: so a node is given back by ending its executor.
+        """
+        rows, said = {row.id: row for row in service.nodes()}, list[str]()
+        for name in (rows.keys() & self._numbers.keys()) - self._nodes.keys():
+            with contextlib.suppress(Refused):  # the service does not know yet that its agent has ended
+                service.forget_node(name)
+        largest = max(self._nodes.values(), key=lambda node: node.gpus)
+        names = {-self._numbers.setdefault(name, len(self._numbers)): name for name in self._nodes}
+        held = [self._fitting.held(number, rows.get(name)) for number, name in names.items()]
+        moves = self._fitting.moves(service.status().wanted, held, replace(limits, gpus=largest.gpus))
+        for number in moves.drain:
+            said += self._fitting.drain(service, names[number])
+        for node in [self._nodes[names[number]] for number in moves.release]:
+            self._tell([{**self._order(node), "do": "end", "jobs": True}], True)
+            self._ask({"do": "remove", "executors": [node.executor]}, CALL_S)
+            self._given_back[node.id] = node.name
+            said.append(f"node {node.name} is given back to Ray")
+        for node_id in list(self._given_back)[: moves.submit]:
+            said.append(f"node {self._given_back.pop(node_id)} is taken again")
+        count = sum(not one.drained for one in held) - len(moves.drain) + moves.submit
+        requested = [{"GPU": float(largest.gpus)} if largest.real else {"CPU": largest.cpus}] * count
+        if requested != self._requested:
+            self._ask({"do": "autoscale", "bundles": requested}, CALL_S)
+            self._requested = requested
+            said.append(f"Ray is to have {counted(count, 'node')}")
+        return said
 
     def list_nodes(self) -> list[BackendNode]:
         """Nodes as Ray knows them, and what keeps them from work."""
@@ -376,7 +418,7 @@ class RayBackend:
         return len(self._nodes)
 
     def most_gpus(self) -> int:
-        """Anybody may add nodes to a Ray cluster, its autoscaler too."""
+        """Anybody may add nodes to a Ray cluster, its autoscaler too, whatever `max-nodes` is."""
         return ANY_SIZE
 
     def stop(self, jobs: bool) -> None:
@@ -417,6 +459,9 @@ class RayBackend:
 
     def _find(self) -> None:
         found = self._ask({"do": "nodes"}, CALL_S)["nodes"]
+        there = {item["id"] for item in found if item["alive"]}
+        self._given_back = {number: name for number, name in self._given_back.items() if number in there}
+        found = [item for item in found if item["id"] not in self._given_back]
         taken = {node.id: node.name for node in self._nodes.values()}
         self._nodes = name_nodes(found, taken, self.slots)
         self._gone.note(found, taken.values(), self._nodes)

@@ -127,13 +127,18 @@ class Bridge:
         self._pending: dict[str, Any] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer a request: list the nodes, send a word to executors, or take executors away."""
+        """Answer a request: list nodes, message executors or remove them, have Ray's autoscaler keep nodes."""
         if request["do"] == "nodes":
             return {"nodes": [self._node(node) for node in self.ray.nodes()]}
         if request["do"] == "tell":
             return self._tell(request["orders"], float(request.get("wait_s", _ANSWER_S)))
         if request["do"] == "remove":
             return self._remove(request["executors"])
+        if request["do"] == "autoscale":
+            from ray.autoscaler.sdk import request_resources
+
+            request_resources(bundles=request["bundles"])
+            return {}
         raise ValueError(f"no request {request['do']!r}")
 
     def _node(self, node: dict[str, Any]) -> dict[str, Any]:
@@ -144,7 +149,7 @@ class Bridge:
         return {
             "id": node["NodeID"], "alive": bool(node["Alive"]), "host": node.get("NodeManagerHostname") or "",
             "address": node.get("NodeManagerAddress") or "", "gpus": int(resources.get("GPU", 0)), "kind": kind,
-            "labels": labels, "why": node.get("DeathReasonMessage") or "",
+            "cpus": resources.get("CPU", 0), "labels": labels, "why": node.get("DeathReasonMessage") or "",
         }  # fmt: skip
 
     def _tell(self, orders: list[dict[str, Any]], wait_s: float) -> dict[str, Any]:

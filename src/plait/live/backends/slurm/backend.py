@@ -14,15 +14,28 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from plait.core.errors import InputError
 from plait.core.options import declared, option, words
 from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S
-from plait.live.api.cluster import ClusterStatus, NodeRow
-from plait.live.backends.base import COMING, LEAVING, STOP_GRACE_S, UP, BackendNode
-from plait.live.backends.slurm.commands import ENDING, OVER, PENDING, RUNNING, Job, SlurmCli, SlurmError
+from plait.live.api.cluster import NodeRow
+from plait.live.backends.base import (
+    COMING,
+    LEAVING,
+    PENDING,
+    RUNNING,
+    STOP_GRACE_S,
+    UP,
+    AllocationLimits,
+    BackendNode,
+    Fitting,
+    Held,
+    Moves,
+    seconds,
+)
+from plait.live.backends.slurm.commands import ENDING, OVER, Job, SlurmCli, SlurmError
 from plait.live.backends.slurm.node import MARK, NodeOptions, node_name
 from plait.live.client.client import Client, Refused
 from plait.live.layout import Layout, make_private
@@ -71,10 +84,10 @@ class SlurmOptions:
             time_limit=_words(given, "time-limit"),
             min_nodes=least,
             max_nodes=_count(given, "max-nodes", max(cls.max_nodes, least), least=1),
-            idle_s=_seconds(given, "idle", cls.idle_s),
-            notice_s=_seconds(given, "notice", cls.notice_s),
-            replace_s=_seconds(given, "replace", cls.replace_s),
-            look_s=_seconds(given, "look", cls.look_s),
+            idle_s=seconds(given, "idle", cls.idle_s),
+            notice_s=seconds(given, "notice", cls.notice_s),
+            replace_s=seconds(given, "replace", cls.replace_s),
+            look_s=seconds(given, "look", cls.look_s),
             sbatch=tuple(shlex.split(words) if isinstance(words, str) else map(str, words)),
         )
         if options.min_nodes > options.max_nodes:
@@ -102,124 +115,10 @@ def _count(given: Mapping[str, Any], name: str, default: int, *, least: int) -> 
     return number
 
 
-def _seconds(given: Mapping[str, Any], name: str, default: float) -> float:
-    value = given.get(name)
-    try:
-        number = default if value is None else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 <= number < math.inf:
-        raise InputError(f"{name}={value} of --backend slurm; needs seconds, at least 0")
-    return number
-
-
 #: Options as `-o NAME=VALUE`; options of `plait up` that count here, too; and options for other backends.
 OWN = tuple(one.word for one in declared(SlurmOptions))
 OPTIONS = frozenset((*OWN, "gpus-per-node", "fake"))
 OTHERS = frozenset(("backend", "nodes", "address"))
-
-
-# ---- the plan: which allocations to request, to empty, to give back; without clock and commands ----
-
-#: A running allocation whose agent is silent for so long is ended, seconds: no blip of a network lasts longer.
-SILENT_S = 120.0
-#: ... and one whose agent never joined.
-UNBORN_S = 300.0
-
-
-@dataclass(frozen=True)
-class AllocationLimits:
-    """The user's limits: GPUs an allocation, minimum and maximum allocations, seconds that one may be idle."""
-
-    gpus: int
-    min_nodes: int = 0
-    max_nodes: int = 4
-    idle_s: float = 300.0
-
-
-@dataclass(frozen=True)
-class Held:
-    """One allocation, as Slurm and the service see it.
-
-    `joined`: its agent works. `drained`: its node takes no new work. `used`: GPUs in use. `idle_s`: for how long none
-    was. `silent_s`: for how long its agent has been silent, inf = it never joined. `left_s`: until its time limit; at
-    `replace_s` before that another one is to take its place.
-    """
-
-    job: int
-    state: str
-    joined: bool = False
-    drained: bool = False
-    used: int = 0
-    idle_s: float = 0.0
-    silent_s: float = 0.0
-    age_s: float = 0.0
-    left_s: float = math.inf
-    replace_s: float = 0.0
-
-    @property
-    def stuck(self) -> bool:
-        """Its agent is silent, though Slurm reports it as running."""
-        return self.state == RUNNING and (
-            SILENT_S <= self.silent_s < math.inf or (self.silent_s == math.inf and self.age_s >= UNBORN_S)
-        )
-
-    @property
-    def expiring(self) -> bool:
-        """It is time to request its successor."""
-        return self.left_s <= self.replace_s
-
-
-@dataclass(frozen=True)
-class Moves:
-    """How many allocations to request now, and which to withdraw from the queue, to drain, to release, to end."""
-
-    submit: int = 0
-    cancel: tuple[int, ...] = ()
-    drain: tuple[int, ...] = ()
-    release: tuple[int, ...] = ()
-    end: tuple[int, ...] = ()
-
-
-def plan_allocations(held: Sequence[Held], wanted_gpus: int, limits: AllocationLimits, *, empty: bool = False) -> Moves:
-    """Changes that bring the allocations nearer to the jobs' demand, within the limits.
-
-    One that nears its time limit no longer counts, so its successor is requested while it still works (only then are
-    there more than `max_nodes`); it is drained once the others suffice. Allocations that are no longer wanted are
-    withdrawn from the queue first, then drained when idle for long enough; drained and empty ones are released.
-    `empty`: nodes with jobs may be drained too, nodes with the fewest GPUs in use first; their jobs continue elsewhere.
-
-    >>> plan_allocations([], 9, AllocationLimits(gpus=4, max_nodes=2))
-    Moves(submit=2, cancel=(), drain=(), release=(), end=())
-    """
-    target = min(max(math.ceil(wanted_gpus / limits.gpus), limits.min_nodes), limits.max_nodes)
-    pending = [one for one in held if one.state == PENDING]
-    stuck = [one for one in held if one.stuck]
-    running = [one for one in held if one.state == RUNNING and not one.stuck]
-    staying = [one for one in running if not one.drained]
-    fresh = [one for one in staying if not one.expiring]
-    surplus = len(pending) + len(fresh) - target
-    unwanted = sorted(pending, key=lambda one: -one.job)[: max(surplus, 0)]
-    surplus -= len(unwanted)
-    idle = [one for one in fresh if one.joined and not one.used and one.idle_s >= limits.idle_s]
-    going = sorted(idle, key=lambda one: (-one.idle_s, one.job))[: max(surplus, 0)]
-    if empty:
-        busy = [one for one in fresh if one.joined and one not in going]
-        going += sorted(busy, key=lambda one: (one.used, one.job))[: max(surplus - len(going), 0)]
-    return Moves(
-        submit=max(-surplus, 0),
-        cancel=tuple(one.job for one in unwanted),
-        drain=tuple(one.job for one in [*going, *_succeeded(staying, target)]),
-        release=tuple(one.job for one in running if one.drained and not one.used),
-        end=tuple(one.job for one in stuck),
-    )
-
-
-def _succeeded(staying: Sequence[Held], target: int) -> list[Held]:
-    """Expiring allocations that the others can replace, the earliest end first."""
-    ready = sum(one.joined and not one.expiring for one in staying)
-    expiring = sorted((one for one in staying if one.expiring and one.joined), key=lambda one: (one.left_s, one.job))
-    return expiring[: max(ready + len(expiring) - target, 0)]
 
 
 #: Pauses after a failed allocation before the next request: the first one, and the longest.
@@ -246,8 +145,7 @@ class SlurmBackend:
         self.layout, self.options, self.stop_grace_s = layout, SlurmOptions.read(options), stop_grace_s
         self.cli, self.clock = cli or SlurmCli(), clock
         self.job_name = "plait-" + hashlib.sha256(str(layout.home).encode()).hexdigest()[:12]
-        self._idle: dict[int, float] = {}
-        self._fewer_s = math.inf
+        self._fitting = Fitting(lambda: self.clock(), " to Slurm")
         self._looked_s = -math.inf
         self._said: set[str] = set()
         #: Of allocations that ended before their agent joined: the last one, how often, until when the next one waits.
@@ -283,8 +181,7 @@ class SlurmBackend:
         nodes = self._ours(service.nodes(), jobs)
         said = self._report_dead_nodes(service, jobs, nodes) + self._count_deaths(jobs, nodes)
         held = [self._held(job, nodes.get(job.id)) for job in jobs if job.state != OVER]
-        status, limits = service.status(), self.options.limits
-        moves = plan_allocations(held, status.gpus.wanted, limits, empty=self._worth_less(status, held))
+        moves = self._fitting.moves(service.status().wanted, held, self.options.limits)
         return said + self._do(service, moves, {job.id: job for job in jobs})
 
     def list_nodes(self) -> list[BackendNode]:
@@ -320,32 +217,14 @@ class SlurmBackend:
     # ---- one look ----
 
     def _held(self, job: Job, node: NodeRow | None) -> Held:
-        now, used = self.clock(), node.gpus_used if node else 0
-        joined = node is not None and node.state in ("ready", "suspect")
-        if used or not joined:
-            self._idle.pop(job.id, None)
-        elif job.id not in self._idle:
-            self._idle[job.id] = now
-        return Held(
-            job=job.id,
+        now = self.clock()
+        return replace(
+            self._fitting.held(job.id, node),
             state=job.state,
-            joined=joined,
-            drained=node is not None and (node.drained or node.state in ("leaving", "left")),
-            used=used,
-            idle_s=now - self._idle.get(job.id, now),
-            silent_s=node.silent_s if node else math.inf,
             age_s=now - job.start_s if job.state == RUNNING else 0.0,
             left_s=job.end_s - now if job.state == RUNNING else math.inf,
             replace_s=min(self.options.replace_s, (job.end_s - job.start_s) / 2) if job.end_s < math.inf else 0.0,
         )
-
-    def _worth_less(self, status: ClusterStatus, held: Sequence[Held]) -> bool:
-        """Whether the policy has valued jobs at fewer nodes than present for long enough."""
-        staying = sum(not one.drained for one in held)
-        wanted = status.wanted
-        fewer = wanted.by == "policy" and wanted.gpus <= (staying - 1) * self.options.gpus
-        self._fewer_s = min(self._fewer_s, self.clock()) if fewer else math.inf
-        return fewer and self.clock() - self._fewer_s >= self.options.idle_s
 
     def _report_dead_nodes(self, service: Client, jobs: Sequence[Job], nodes: Mapping[int, NodeRow]) -> list[str]:
         """Report nodes whose allocation is over; the service forgets them once nothing is left there."""
@@ -354,7 +233,6 @@ class SlurmBackend:
             job = known.get(number)
             if job is not None and job.state != OVER:
                 continue
-            self._idle.pop(number, None)
             why = f"Slurm job {number} is {job.word if job else 'not known any more'}"
             if node.state in ("lost", "left") and not node.gpus_used:
                 with contextlib.suppress(Refused):  # something may still run there: retried
@@ -374,14 +252,9 @@ class SlurmBackend:
         return said
 
     def _do(self, service: Client, moves: Moves, jobs: Mapping[int, Job]) -> list[str]:
-        said = []
+        said = list[str]()
         for number in moves.drain:
-            name = _name(jobs[number])
-            try:
-                service.drain(name)
-                said.append(f"node {name} is drained, to be given back to Slurm")
-            except Refused as error:  # a job there would lose its work: the node is kept until it has ended
-                said += self._once(f"node {name} is not given back yet: {error}")
+            said += self._fitting.drain(service, _name(jobs[number]))
         if moves.release:
             self._notify(moves.release)
             said += [line for number in moves.release for line in self._once(f"allocation {number} is given back")]

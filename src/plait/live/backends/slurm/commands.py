@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.core.errors import InputError, PlaitError
+from plait.live.backends.base import PENDING, RUNNING
 from plait.live.system import procs
 
 COMMANDS = ("sbatch", "squeue", "scancel", "sinfo")
 #: Most seconds for a command; slurmctld may be restarting or busy.
 PATIENCE_S = 30.0
 
-PENDING, RUNNING, ENDING, OVER = "pending", "running", "ending", "over"
+ENDING, OVER = "ending", "over"
 _STATES = {
     "PENDING": PENDING, "CONFIGURING": PENDING, "REQUEUED": PENDING, "REQUEUE_HOLD": PENDING, "REQUEUE_FED": PENDING,
     "SPECIAL_EXIT": PENDING, "RESV_DEL_HOLD": PENDING, "RUNNING": RUNNING, "SUSPENDED": RUNNING, "STOPPED": RUNNING,
