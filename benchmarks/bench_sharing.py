@@ -19,10 +19,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from sharing_rows import Row, beside, false_alarms, recorded, result, rows
+from sharing_rows import QUANTA_S, Row, beside, false_alarms, recorded, result, rows
 
-from plait.sharing.grant import longest_quantum_s
-from plait.sim.gpu import PATTERNS, QUANTA_S, Mode, Variation, table_cell
+from plait.sharing.grant import EPS
+from plait.sim.gpu import PATTERNS, Mode, Variation, table_cell
 
 #: What real series have to reach: of all in the median, and each one.
 MEDIAN, LEAST = 0.70, 0.30
@@ -91,7 +91,7 @@ def patterns() -> None:
     for pattern in PATTERNS.values():
         for quantum_s in QUANTA_S:
             cells = [table_cell(pattern, quantum_s, mode, 600.0, (1, 2, 3)) for mode in Mode]
-            longest = [longest_quantum_s(pattern.step_s, gaps) * (1 + 1e-9) for gaps in (pattern.gaps, pattern.stages)]
+            longest = [EPS * pattern.step_s / gaps * (1 + 1e-9) for gaps in (pattern.gaps, pattern.stages)]
             rule = "always" if quantum_s <= longest[0] else "with the gate" if quantum_s <= longest[1] else "–"
             found = " | ".join(f"{slowdown:.3f} / {part:.2f}" for slowdown, part in cells)
             print(f"| {pattern.name} | {pattern.slack:.2f} | {quantum_s * 1e3:g} | {rule} | {found} |", flush=True)

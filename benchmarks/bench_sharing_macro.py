@@ -16,8 +16,10 @@ import sys
 import time
 from collections.abc import Sequence
 
+from sharing_rows import QUANTA_S, drawn
+
 from plait.sharing.macro_model import estimate
-from plait.sim.gpu import PATTERNS, QUANTA_S, Mode, Opportunistic, Pattern, Phase, Scenario, Variation, drawn, run
+from plait.sim.gpu import PATTERNS, Mode, Opportunistic, Pattern, Phase, Scenario, Variation, run
 from plait.sim.gpu.scenario import STEP_CV
 
 GOAL = 0.15

@@ -41,6 +41,31 @@ BURST = Pattern("100+20", (Kernel(100 * MS, 20 * MS),))
 BARE = Reporting(stages=False, stamps=False, returns=False, acknowledged=False)
 COUNTED = Reporting()
 PLAIN = Hardware()
+#: Opportunistic quanta of the table, in seconds.
+QUANTA_S = (0.001, 0.004, 0.02)
+
+
+def drawn(number: int, seed: int) -> list[tuple[Pattern, float]]:
+    """Random patterns, each with an opportunistic quantum in seconds, to test models on.
+
+    Steps of 30 to 500 ms with a slack of 0.1 to 0.9 and 1 to 12 kernels, evenly spaced or without a gap but the last;
+    quanta of 0.5 to 30 ms. Steps and quanta are spread evenly on a logarithmic scale.
+    """
+    chance, out = random.Random(seed), []
+    for _ in range(number):
+        step_ms = 30.0 * (500 / 30) ** chance.random()
+        host_ms = step_ms * chance.uniform(0.1, 0.9)
+        times, dense = chance.randint(1, 12), chance.random() < 0.5
+        gpu_ms, quantum_s = (step_ms - host_ms) / times, 0.5 * MS * 60.0 ** chance.random()
+        if dense:
+            kernels = (Kernel(gpu_ms * MS, 0.0, False),) * (times - 1) + (Kernel(gpu_ms * MS, host_ms * MS),)
+            pattern = Pattern(f"{times}x{gpu_ms:.1f} then {host_ms:.0f} host", kernels)
+        else:
+            pattern = Pattern(
+                f"{times}x({gpu_ms:.1f}+{host_ms / times:.1f})", (Kernel(gpu_ms * MS, host_ms / times * MS),) * times
+            )
+        out.append((pattern, quantum_s))
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +281,7 @@ def _several() -> Iterator[Row]:
     """
     for quanta, cv, least in (((2, 2), 0.01, 0.8), ((2, 20), 0.01, 0.5), ((4, 4, 4), 0.01, 0.8), ((2, 2), 0.1, 0.74)):
         yield Row(f"{'+'.join(map(str, quanta))} CV {cv:.0%}", beside(quanta, cv=cv), least)
+        yield Row(f"{'+'.join(map(str, quanta))} CV {cv:.0%}, counted", beside(quanta, cv=cv, reporting=COUNTED))
 
 
 def _varying() -> Iterator[Row]:
@@ -263,10 +289,14 @@ def _varying() -> Iterator[Row]:
     kinds = {
         "8 ms, lognormal 0.7": Opportunistic("guest-0", 8 * MS, spread=0.7),
         "8 ms, lognormal 1.2": Opportunistic("guest-0", 8 * MS, spread=1.2),
+        "1 ms, one in 200 of 200 ms": Opportunistic("guest-0", 1 * MS, rare=200, rare_s=200 * MS),
+        "2 ms, 100 ms after 400 s": Opportunistic("guest-0", 2 * MS, later=(400.0, 100 * MS)),
         "50 ms, one in 12 of 1 ms": Opportunistic("guest-0", 50 * MS, rare=12, rare_s=1 * MS),
     }
     for name, guest in kinds.items():
-        for cv, reporting, how in ((0.05, BARE, ""), (0.2, BARE, ""), (0.05, COUNTED, ", counted")):
+        for cv, reporting, how in (
+            (0.05, BARE, ""), (0.2, BARE, ""), (0.05, COUNTED, ", counted"), (0.2, COUNTED, ", counted"),
+        ):  # fmt: skip
             scenario = replace(beside([], cv=cv, reporting=reporting), opportunistic=(guest,))
             yield Row(f"quanta of {name}, CV {cv:.0%}{how}", scenario)
 
@@ -297,6 +327,21 @@ def _broken() -> Iterator[Row]:
         for cv in (0.01, 0.05, 0.1):
             scenario = beside([2], cv=cv, hardware=Hardware(interference=more))
             yield Row(f"interference {more:.0%} CV {cv:.0%} q 2", scenario)
+    for cv in (0.05, 0.1, 0.2):
+        for more in (0.1, 0.3, 2.0):
+            scenario = beside([2], cv=cv, hardware=Hardware(elsewhere=more), reporting=COUNTED)
+            # What whole steps show in 15 minutes: a contrast has an error of 0.45 CV.
+            yield Row(
+                f"cores {more:.0%} CV {cv:.0%} q 2, counted", scenario, mean=1.01 + 0.2 * cv, minute=1.04 + 0.3 * cv
+            )
+    for cv in (0.0, 0.02):
+        clock = Variation(cv=cv, clock_s=0.05)
+        frames = Pattern("100+97", (Kernel(100 * MS, 97 * MS),))
+        for q, reporting, how in ((4, COUNTED, ", counted"), (4, BARE, "")):
+            scenario = beside([q], pattern=frames, varied=clock, reporting=reporting)
+            yield Row(f"clock CV {cv:.0%} q {q}{how}", scenario, mean=1.04, minute=1.06)
+    later = Hardware(elsewhere=1.0, interference_s=400.0)
+    yield Row("cores 100% from 400 s on CV 5%, counted", beside([2], cv=0.05, hardware=later, reporting=COUNTED))
     later = Hardware(interference=0.2, interference_s=300.0)
     yield Row("interference 20% from 300 s on CV 5% q 2", beside([2], cv=0.05, hardware=later))
     varied = Variation(cv=0.01)

@@ -52,7 +52,7 @@ from plait.sharing.quanta import Quanta
 
 # The neighbours of a process on its GPU: the entry "sharing" of control.json.
 #
-#     "sharing": {"guest": true, "hosts": ["/run/.../page.bin"], "gate": true}
+#     "sharing": {"guest": true, "hosts": ["/run/.../page.bin"], "gate": true, "crowded": false}
 #
 # For a gang next to hosts, `hosts` has the hosts of all of its ranks on the node, and "ranks" the pages of the ranks.
 #
@@ -68,16 +68,19 @@ class Neighbours:
     hosts   page files of the guaranteed processes on the same GPU
     gate    whether a guest starts GPU work only while no host is in its GPU stage
     ranks   page files of the ranks of a guest's gang on the node, the first one first; none without hosts
+    crowded whether there may be other guests on the same GPU
     """
 
     guest: bool = False
     hosts: tuple[Path, ...] = ()
     gate: bool = True
     ranks: tuple[Path, ...] = ()
+    crowded: bool = True
 
     def control(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"guest": self.guest, "hosts": [str(path) for path in self.hosts], "gate": self.gate}
-        return entry | ({"ranks": [str(path) for path in self.ranks]} if self.ranks else {})
+        entry |= {"ranks": [str(path) for path in self.ranks]} if self.ranks else {}
+        return entry | ({} if self.crowded else {"crowded": False})
 
 
 def neighbours_of(control: Mapping[str, Any]) -> Neighbours | None:
@@ -92,14 +95,15 @@ def neighbours_of(control: Mapping[str, Any]) -> Neighbours | None:
     if not isinstance(entry, Mapping):
         raise InputError(f"sharing in control.json is {entry!r}, needs an object such as {Neighbours().control()}")
     guest, hosts, gate = entry.get("guest", False), entry.get("hosts", []), entry.get("gate", True)
-    for name, value in (("guest", guest), ("gate", gate)):
+    crowded = entry.get("crowded", True)
+    for name, value in (("guest", guest), ("gate", gate), ("crowded", crowded)):
         if not isinstance(value, bool):
             raise InputError(f"sharing.{name} in control.json is {value!r}, needs true or false")
     ranks = entry.get("ranks", [])
     for name, paths in (("hosts", hosts), ("ranks", ranks)):
         if not isinstance(paths, list) or not all(isinstance(path, str) and path for path in paths):
             raise InputError(f"sharing.{name} in control.json is {paths!r}, needs a list of page files")
-    return Neighbours(guest, tuple(map(Path, hosts)), gate, tuple(map(Path, ranks)))
+    return Neighbours(guest, tuple(map(Path, hosts)), gate, tuple(map(Path, ranks)), crowded)
 
 
 # Read from the pages of the guaranteed jobs on a GPU whether they are in their GPU stage.
@@ -438,6 +442,7 @@ class GuestGate:
             max(left_s - began_s, 0.0) if self._met else 0.0,
             alone=hosts.marked and not (self._met or hosts.busy or left_s > began_s),
             before_s=0.0 if self._met else max(min(hosts.entered_s, self._ended_s) - began_s, 0.0),
+            crowded=self._crowded,
         )
         self._vary = 1.0 - JITTER + 2.0 * JITTER * self._chance()
         if counts_s > self.longest_s:
@@ -470,6 +475,7 @@ class GuestGate:
     def _follow(self, neighbours: Neighbours | None) -> None:
         self._guest = neighbours is not None and neighbours.guest
         self._gated = neighbours is not None and neighbours.gate
+        self._crowded = neighbours is None or neighbours.crowded
         self._hosts = HostStages(neighbours.hosts if neighbours is not None else (), clock=self._clock)
         self._gang.follow(neighbours.ranks if neighbours is not None and neighbours.guest else ())
 

@@ -16,7 +16,7 @@ laws are plait's own, see `share_law` and `memory_law`.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from plait.core.codec.values import Codec
@@ -132,16 +132,6 @@ def decide(
         for name, job in memory.jobs.items()
     }
     return State(host, share, memory, seen, shares, number), directives
-
-
-def replay(
-    observations: Iterable[Observation], state: State | None = None
-) -> Iterator[tuple[State, dict[str, Directive]]]:
-    """Repeat the decisions on recorded observations from `state` on; results are bit-identical."""
-    state = State() if state is None else state
-    for seen in observations:
-        state, directives = decide(state, seen.now_s, seen.stats, seen.device)
-        yield state, directives
 
 
 def owes(memory: MemoryState, name: str, device: Device) -> bool:

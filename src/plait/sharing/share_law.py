@@ -3,7 +3,8 @@
 The mechanism grants (`grant`), statistics guard its premises (`contrast`). Guests run in *on* blocks at one level, and
 pause in *off* blocks between them. Each off block gives a contrast: how much longer the steps around it were. As long
 as contrasts agree with what the grant may cost, the level is the grant; where they do not, two CUSUMs raise an alarm,
-and the level becomes what the contrasts say that the job can bear.
+and the level becomes what the contrasts say that the job can bear. A ledger of all contrasts lowers the level before
+that as far as it surely costs more. A job that marks its GPU stages is judged by these, and by its whole steps, too.
 
     ramp       returns to the device are not known: from RAMP of the grant on, at most doubled as contrasts allow;
                half of the time is off, then as much of it as they say that sharing may cost more than UNSURE
@@ -24,24 +25,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from plait.sharing.contrast import (
     AROUND,
     CONTRAST_VARIANCE,
     LARGE_SHIFT,
+    LONG_MEDIANS,
+    LONG_MOST,
+    MOVED,
     OFF_VARIANCE,
     PERIOD_VALUES,
+    PHASE,
     PLACEBO,
+    Costs,
+    Ledger,
     Sum,
+    WholeSteps,
     block_steps,
     contrast,
-    local_variance,
+    first_noise,
     mean,
     median,
+    moved_between,
     noise_after,
+    noise_of,
     period_of,
-    placebo,
+    sigma_of,
     small_shift,
 )
 from plait.sharing.directive import StepStats
@@ -66,32 +76,27 @@ SHORTEST, LONGEST = 0.8, 1.2
 #: next level may cost by what is known and so many errors of that, where a slope above its error counts so many times
 #: more; the least step up; errors of a slope that lowers the level.
 RAMP, RAMP_COST, RAMP_ERRORS, RAMP_SLOPE, RAMP_STEP, RAMP_SURE = 0.1, 0.08, 2.0, 2.0, 1.1, 2.6
-#: Weight of the noise of placebos, in contrasts, where it is added to the scatter of the contrasts of a ramp.
-PRIOR = 8.0
 #: What sharing may cost a host that does not report its returns, ERRORS included; above it guests have less time.
 UNSURE, ERRORS = 1.5 * EPS, 1.5
-#: Standard deviations by which a contrast counts as at most beyond what guests can cause.
-SLOPE_SIGMA = 2.0
 #: After an alarm: the least level; how long growth stops below what was too much; when all is forgotten: once in a
 #: ramp, where little is at stake, at first and at most.
 LEAST_CAP, CAREFUL, BAD_S, MOST_BAD_S = 0.004, 0.8, 60.0, 3840.0
+#: The same where whole steps are judged: a guest that hardly needs the GPU is held back from the rest by it, too.
+LEAST_BY_STEP = 1e-4
 RETRY_RAMP_S, MOST_RETRY_S = 120.0, 14_400.0
 #: What sharing is expected to cost at most, as a part of eps.
 EXPECTED = 0.75
-#: The phase at which a guest meets a host is not random where steps hardly vary: to so much of eps its cost is unknown.
-PHASE = 0.25
-#: An alarm below this part of eps is none; contrasts of growth, standard deviations of its upper bound, its limits.
-REAL, GROWTH_CONTRASTS, SURE, ROOM, LEAST_ROOM, GROWTH = 0.9, 2, 2.5, 0.85, 0.4, 2.0
+#: An alarm below this part of eps is none; contrasts of growth, and above the grant, where a rare long quantum is in
+#: few; standard deviations of its upper bound, its limits.
+REAL, GROWTH_CONTRASTS, GROWTH_ABOVE, SURE, ROOM, LEAST_ROOM, GROWTH = 0.9, 2, 8, 2.5, 0.85, 0.4, 2.0
 #: A half contrast makes suspect and cuts above eps and so many standard deviations, each HALF of those of a whole one.
 HALF_SUSPECT, HALF_CUT, HALF = 2.5, 5.0, 1.3
 #: Steps that end an on block early, above the 3B before them by 2 eps or so many standard deviations.
 JUMP_STEPS, JUMP_BLOCKS, JUMP_EPS, JUMP_SIGMA = (5, 10), 3, 2.0, 4.0
-#: b0: how fast it follows off blocks, beyond which change at once; the same of the sides of a contrast, which then
-#: says nothing, and standard deviations that it is at least. Steps whose mean lowers the grant, and how many at least.
-FOLLOW, MOVED, MOVED_SIGMA, RECENT, RECENT_LEAST = 0.3, 0.2, 4.0, 20, 10
-#: Long steps: values of the median, medians and quanta above which one is left out, most of them, the rate of their
-#: mean.
-LONG_VALUES, LONG_MEDIANS, LONG_QUANTA, LONG_MOST, LONG_RATE = 31, 1.5, 3.0, 0.12, 0.02
+#: b0: how fast it follows off blocks. Steps whose mean lowers the grant, and how many at least.
+FOLLOW, RECENT, RECENT_LEAST = 0.3, 20, 10
+#: Long steps: values of the median, quanta above it at which one is left out, the rate of their mean.
+LONG_VALUES, LONG_QUANTA, LONG_RATE = 31, 3.0, 0.02
 LONG_Z, LONG_SPARE, LONG_LEAST = 4.0, 2.0, 8
 #: Seconds until a change is obeyed by guests that acknowledge nothing, beside their longest quantum.
 OBEY_S = 0.05
@@ -152,6 +157,8 @@ def described(state: ShareState, now_s: float) -> str:
     if abs(part - 1.0) > 0.01:
         text += f", of which {part:.2f} is used"
     text += f"; now without guests in every {1 / part_off(state):.0f}th block" if state.on else "; an off block now"
+    if state.by_step:
+        text += "; whole steps are judged, which show more than its GPU stages do"
     if state.contrasts:
         error = state.last_sigma / math.sqrt(state.contrasts)
         cost = state.sum_d / state.contrasts
@@ -192,20 +199,10 @@ def part_off(state: ShareState | _Law) -> float:
 
 def _may_cost(state: ShareState | _Law) -> float:
     """What guests may cost a host of unknown returns while they run, by the contrasts since the ramp began."""
-    if state.returns or state.weight <= 0.0:
+    if (state.returns and not state.by_step) or state.costs.weight <= 0.0:
         return 0.0
-    slope, error = _slope(state)
+    slope, error = state.costs.known
     return state.level * (max(slope, 0.0) + ERRORS * error)
-
-
-def _slope(state: ShareState | _Law) -> tuple[float, float]:
-    """What sharing costs a unit of level by the contrasts since the ramp began, and how much that errs.
-
-    Their scatter counts beside the noise of placebos, of which there are few in a ramp.
-    """
-    slope = state.slope / state.weight
-    scatter = max(state.squares - slope * state.slope, 0.0)
-    return slope, math.sqrt((PRIOR + scatter) / (PRIOR + state.tries) / state.weight)
 
 
 def _grant(state: ShareState | _Law, guests: Guests) -> Grant:
@@ -271,10 +268,8 @@ class _Law:
     recent: tuple[float, ...]
     contrasts: float
     sum_d: float
-    weight: float
-    slope: float
-    squares: float
-    tries: int
+    costs: Costs
+    ledger: Ledger
     small: Sum
     large: Sum
     suspect: bool
@@ -301,6 +296,8 @@ class _Law:
     last_d: float
     last_sigma: float
     offs: tuple[float, ...]
+    watch: WholeSteps
+    by_step: bool
 
     def __init__(self, state: ShareState, now_s: float, told: Guests) -> None:
         for name in _FIELDS:
@@ -322,6 +319,8 @@ class _Law:
         if self.guests != len(told.weights):
             self._drop()
             self.guests = len(told.weights)
+            self.ledger, self.watch = Ledger(), replace(self.watch, contrasts=0, ledger=Ledger())
+            self.suspect = self.suspect or self._watches
         if told.disturbed:
             self.obeyed_s, self.since_s = None, now_s
         self._obeyed()
@@ -368,7 +367,7 @@ class _Law:
             return
         per = step.work if step.work > 0 else 1.0
         gpu_s = step.stage_s.get("gpu", 0.0) / per
-        value = gpu_s or step.step_s / per
+        value = step.step_s / per if self.by_step or not gpu_s else gpu_s
         if self._long(value):
             return
         scale_s = gpu_s if self.told.latency and gpu_s else step.step_s / per
@@ -380,6 +379,8 @@ class _Law:
         self.ring = (*self.ring, value)[-max(PLACEBO * block, 2) :]
         self.unseen += 1
         self._placebo(block)
+        if gpu_s and not self.by_step:
+            self.watch = self.watch.after(step.step_s / per, block, self.b0_s or 0.0)
         if not self.on:
             if self.count >= (PLACEBO if self.whole else 1) * block:
                 self._end_off()
@@ -415,10 +416,12 @@ class _Law:
     def _begin(self, on: bool) -> None:
         self.on, self.since_s, self.obeyed_s = on, self.now_s, None
         self.count, self.ring, self.totals, self.to_placebo = 0, (), (0.0, 0.0, 0.0), 0
+        self.watch = replace(self.watch, ring=(), to_placebo=0)
 
     def _drop(self) -> None:
         """Forget the block and what it was to be compared with: an off block is next."""
         self.tail, self.off = (), ()
+        self.watch = replace(self.watch, tail=(), off=())
         self._begin(False)
 
     def _end_off(self) -> None:
@@ -435,13 +438,17 @@ class _Law:
             self.period = period_of(self.ring, EPS * self.b0_s)
         block = self._block()
         if self.variance is None:
-            self._first_noise(block)
+            self.variance, square = first_noise(self.ring, block, self.period, self.b0_s)
+            self.placebos = ONE_SQUARE if square else 0
+            self.suspect = self._watches
         self.whole = False
         self._off_placebo(base_s)
         half = False
         if self.tail and self.variance is not None:
             half = self._half_contrast(block)
         self.off = () if half or not self.tail else self.ring
+        if self._watches:
+            self.watch = self.watch.off_ended(block, self.period, self.b0_s, keep=bool(self.off))
         took = block + max(math.ceil((self.now_s - (self.since_s or 0.0)) / self.pace_s) - self.count, 0)
         self._begin(True)
         self._level(begins=True)
@@ -476,6 +483,7 @@ class _Law:
 
     def _go_off(self, block: int) -> None:
         self.tail, self.tail_level, self.off = self.ring[-AROUND * block :], self.level, ()
+        self.watch = replace(self.watch, tail=self.watch.ring[-AROUND * block :], off=())
         if self.blind >= BLIND:
             self.whole, self.blind = True, 0
         self._begin(False)
@@ -518,12 +526,13 @@ class _Law:
         assert self.variance is not None, "there was an off block"
         assert self.b0_s is not None, "there was an off block"
         before = JUMP_BLOCKS * block
-        of_step = JUMP_SIGMA * math.sqrt(self.variance * block / CONTRAST_VARIANCE)
-        for steps in JUMP_STEPS:
-            if len(self.ring) >= before + steps and self.count > AROUND * block:
-                more = mean(self.ring[-steps:]) - mean(self.ring[-steps - before : -steps])
-                if more > self.b0_s * max(JUMP_EPS * self.eps, of_step / math.sqrt(steps)):
-                    return True
+        for ring, variance in ((self.ring, self.variance), (self.watch.ring, self.watch.variance or math.inf)):
+            of_step = JUMP_SIGMA * math.sqrt(variance * block / CONTRAST_VARIANCE)
+            for steps in JUMP_STEPS:
+                if len(ring) >= before + steps and self.count > AROUND * block:
+                    more = mean(ring[-steps:]) - mean(ring[-steps - before : -steps])
+                    if more > self.b0_s * max(JUMP_EPS * self.eps, of_step / math.sqrt(steps)):
+                        return True
         return False
 
     # -- noise --------------------------------------------------------------------------------------------------------
@@ -535,105 +544,96 @@ class _Law:
         self.to_placebo -= 1
         if self.to_placebo <= 0:
             self.to_placebo = -(-block // 3)
-            values = self.ring[-PLACEBO * block :]
-            if self._moved_between(values[: AROUND * block], values[-AROUND * block :]):
-                return
-            square = (placebo(values, block) / self.b0_s) ** 2
-            self.variance, self.blind = noise_after(self.variance, square, self.placebos), 0
-            self.placebos += 1
+            known = self.b0_s, self.variance, self.placebos
+            self.variance, seen = noise_of(self.ring[-PLACEBO * block :], block, *known)
+            self.placebos, self.blind = self.placebos + seen, 0 if seen else self.blind
 
     def _off_placebo(self, base_s: float) -> None:
         """In tests, where on blocks are too short for placebos: the contrast of three off blocks that follow."""
         assert self.variance is not None, "an off block has ended"
         assert self.b0_s is not None, "an off block has ended"
         self.offs = (*self.offs, base_s)[-3:] if part_off(self) > USUAL else ()
-        if len(self.offs) == 3 and not self._moved_between(self.offs[:1], self.offs[2:]):
+        if len(self.offs) == 3 and not moved_between(self.offs[:1], self.offs[2:], self.b0_s, self.variance):
             square = (contrast(self.offs[:1], self.offs[1:2], self.offs[2:]) / self.b0_s) ** 2
             self.variance = noise_after(self.variance, square * CONTRAST_VARIANCE / OFF_VARIANCE, self.placebos)
             self.placebos, self.blind = self.placebos + 1, 0
 
-    def _moved_between(self, before: Sequence[float], after: Sequence[float], by_guests: float = 0.0) -> bool:
-        """Whether the job itself changed between these steps: by more than chance, and than guests can cause."""
-        assert self.variance is not None, "an off block has ended"
-        assert self.b0_s is not None, "an off block has ended"
-        change = abs(mean(after) - mean(before)) / self.b0_s
-        return change > by_guests + max(MOVED, MOVED_SIGMA * math.sqrt(self.variance))
-
-    def _first_noise(self, block: int) -> None:
-        """Of the first off stretch: its placebo, or what its steps say if that is more."""
-        assert self.b0_s is not None, "an off block has ended"
-        most = (1.0 + LONG_MEDIANS) * median(self.ring)
-        usual = tuple(value for value in self.ring if value <= most)
-        if len(usual) < (1.0 - LONG_MOST) * len(self.ring):
-            usual = self.ring
-        by_steps = local_variance(usual, self.period) * CONTRAST_VARIANCE / block
-        square = placebo(usual[-PLACEBO * block :], block) ** 2 if len(usual) >= PLACEBO * block else 0.0
-        self.variance = max(square, by_steps, (1e-6 * self.b0_s) ** 2) / self.b0_s**2
-        self.placebos = ONE_SQUARE if square > by_steps else 0
-
-    def _sigma(self, block: int, around: int, *stretches: Sequence[float]) -> float:
-        """The standard deviation of a contrast with `around` steps on each side: by placebos or its own, the larger."""
-        assert self.variance is not None, "an off block has ended"
-        assert self.b0_s is not None, "an off block has ended"
-        by_placebo = self.variance * (1.0 / block + 0.5 / around) / (CONTRAST_VARIANCE / block)
-        if not stretches:
-            return math.sqrt(by_placebo)
-        pairs = [(local_variance(one, self.period), len(one) - self.period) for one in stretches]
-        count = sum(max(n, 0) for _, n in pairs)
-        of_step = sum(v * n for v, n in pairs if n > 0) / count if count else 0.0
-        off = len(stretches[1])
-        return math.sqrt(max(by_placebo, of_step * (1.0 / off + 0.5 / around) / self.b0_s**2, 1e-12))
+    @property
+    def _watches(self) -> bool:
+        """Whether whole steps get a second look: the job marks its GPU stages, and is judged by these."""
+        return self.gpu0_s > 0.0 and not (self.by_step or self.told.latency)
 
     # -- contrasts ----------------------------------------------------------------------------------------------------
 
     def _half_contrast(self, block: int) -> bool:
         """At the end of an off block: the steps before it alone make suspect, or cut; whether they cut."""
         assert self.b0_s is not None, "an off block has ended"
-        d = (mean(self.tail) - mean(self.ring)) / self.b0_s
-        around = max(min(len(self.tail), AROUND * block), 1)
-        sigma = HALF * self._sigma(block, around, self.tail, self.ring)
-        if self.suspect and d > self.eps + HALF_CUT * sigma:
-            self._cut(d, self.tail_level)
-            return True
-        self.suspect = self.suspect or d > self.eps + HALF_SUSPECT * sigma
+        around, watch, suspect = max(min(len(self.tail), AROUND * block), 1), self.watch, self.suspect
+        looks = [(self.tail, self.ring, self.variance)]
+        if self._watches and watch.tail and watch.ring:
+            looks.append((watch.tail, watch.ring, watch.variance))
+        for tail, ring, variance in looks:
+            if variance is None:
+                continue
+            d = (mean(tail) - mean(ring)) / self.b0_s
+            sigma = HALF * sigma_of(variance, block, around, self.period, self.b0_s, (tail, ring))
+            if suspect and d > self.eps + HALF_CUT * sigma:
+                if tail is not self.tail:
+                    self._by_step()
+                self._cut(d, self.tail_level)
+                return True
+            self.suspect = self.suspect or d > self.eps + HALF_SUSPECT * sigma
         return False
+
+    def _by_step(self) -> None:
+        """Judge whole steps from now on, which have shown more than GPU stages do."""
+        self.by_step, self.variance, self.placebos = True, self.watch.variance, self.watch.placebos
+        self.ring, self.watch, self.period, self.maybe = self.watch.ring, WholeSteps(), 1, 1
+        self.history = self.offs = ()
 
     def _contrast(self, block: int) -> None:
         """Judge the steps around the last off block."""
+        assert self.variance is not None, "an off block has ended"
         assert self.b0_s is not None, "an off block has ended"
         around = min(AROUND * block, len(self.tail), len(self.ring))
         around = around // self.period * self.period or around
         before, off, after, self.off = self.tail[-around:], self.off, self.ring[:around], ()
         d = contrast(before, off, after) / self.b0_s
-        if self._moved_between(before, after, abs(self.level - self.tail_level)):
-            self.suspect = self.small.suspect or self.large.suspect
+        if moved_between(before, after, self.b0_s, self.variance, abs(self.level - self.tail_level)):
+            self.suspect = self.small.suspect or self.large.suspect or self.watch.suspect
             if mean(after) > mean(before):
                 self._go_off(block)
             return
-        sigma, level = self._sigma(block, around, before, off, after), (self.tail_level + self.level) / 2.0
+        sigma = sigma_of(self.variance, block, around, self.period, self.b0_s, (before, off, after))
+        level = (self.tail_level + self.level) / 2.0
         self.blind, self.last_d, self.last_sigma = self.blind + 1, d, sigma
         if self.contrasts >= REMEMBERED:
             self.contrasts, self.sum_d = self.contrasts / 2.0, self.sum_d / 2.0
         self.contrasts, self.sum_d = self.contrasts + 1.0, self.sum_d + d
-        self.weight += (level / sigma) ** 2
-        usual = min(max(d, -SLOPE_SIGMA * sigma), level + SLOPE_SIGMA * sigma)
-        self.slope += level * usual / sigma**2
-        self.squares, self.tries = self.squares + (usual / sigma) ** 2, self.tries + 1
+        self.costs, self.ledger = self.costs.add(level, d, sigma), self.ledger.add(level, d)
         base_s = _base_s(self, self.told.latency)
         cost = expected_cost(base_s, max(self.returns, 1.0), self.told.met_s or self.told.quanta_s, level)
         error = max(sigma, PHASE * self.eps)
-        z = (d - min(EXPECTED * self.eps, cost)) / error
+        expected = min(EXPECTED * self.eps, cost)
+        z = (d - expected) / error
         self.small = self.small.add(d, z, small_shift(self.eps, error))
         self.large = self.large.add(d, z, LARGE_SHIFT)
-        for one in (self.small, self.large):
-            if one.alarm and level > self.eps:  # a share costs at most itself
+        if self._watches:
+            self.watch = self.watch.judged(block, around, self.period, self.b0_s, level, expected)
+        watch = self.watch
+        for one, whole in ((self.small, False), (self.large, False), (watch.small, True), (watch.large, True)):
+            # On the GPU a share costs at most itself; of cores or storage a guest with a small share may take all.
+            if one.alarm and (level > self.eps or self.by_step or whole):
                 cost = mean(one.since)
                 if cost > REAL * self.eps and median(one.since) > REAL * self.eps:
+                    if whole:
+                        self._by_step()
                     self._cut(cost, level)
                     self._go_off(block)
                     return
         self.small, self.large = _restarted(self.small), _restarted(self.large)
-        self.suspect = self.small.suspect or self.large.suspect
+        self.watch = replace(watch, small=_restarted(watch.small), large=_restarted(watch.large))
+        self.suspect = self.small.suspect or self.large.suspect or self.watch.suspect
         self._long_ones(level)
         self._grow(sigma)
         if self.suspect:
@@ -649,7 +649,7 @@ class _Law:
 
     def _cut(self, cost: float, level: float) -> None:
         """Too much: the level becomes what costs half of eps, at most half of what it was."""
-        self.cap = max(LEAST_CAP, capped(level, cost, self.eps))
+        self.cap = max(LEAST_BY_STEP if self.by_step else LEAST_CAP, capped(level, cost, self.eps))
         self.bad, self.alarms = level, self.alarms + 1
         self.alarm = Alarm(self.now_s, level, cost)
         self.bad_until_s = self.now_s + min(BAD_S * 2.0**self.alarms, MOST_BAD_S)
@@ -660,6 +660,7 @@ class _Law:
         self.retry_s = self.retry_s if soon else min(2.0 * self.retry_s, MOST_RETRY_S)
         self.moved_b0_s, self.moved_gpu0_s = self.b0_s or 0.0, self.gpu0_s
         self.small = self.large = Sum()
+        self.watch = replace(self.watch, small=Sum(), large=Sum())
         self.suspect, self.contrasts, self.sum_d = False, 0.0, 0.0
         self._forget_costs()
         self.longs = (0, 0, 0, 0)
@@ -679,8 +680,8 @@ class _Law:
                 self.contrasts = self.sum_d = 0.0
                 if self.cap >= reach:
                     self.cap = self.bad = None
-        elif (self.trust < 1.0 or _may_cost(self) > UNSURE) and self.weight > 0.0:
-            slope, error = _slope(self)
+        elif (self.trust < 1.0 or _may_cost(self) > UNSURE) and self.costs.weight > 0.0:
+            slope, error = self.costs.known
             slope = min(slope, 1.0)
             most = RAMP_COST / min(max(slope, 0.0) + RAMP_ERRORS * error + RAMP_SLOPE * max(slope - error, 0.0), 1.0)
             trust = min(GROWTH * self.trust, most / max(self.granted, 1e-9), 1.0)
@@ -693,6 +694,7 @@ class _Law:
             self.trust >= 1.0
             and self.granted < 1.0
             and reach < 1.0
+            and self.contrasts >= GROWTH_ABOVE
             and (self.stamped or self.told.acknowledged is not None)
         ):
             factor = self._room(sigma)
@@ -702,8 +704,7 @@ class _Law:
 
     def _forget_costs(self) -> None:
         """Begin a ramp, by contrasts from now on."""
-        self.weight = self.slope = self.squares = 0.0
-        self.tries = 0
+        self.costs, self.ledger, self.watch = Costs(), Ledger(), replace(self.watch, ledger=Ledger())
 
     def _room(self, sigma: float) -> float:
         """By how much the level may grow: the contrasts since it changed show at most so much cost."""
@@ -728,6 +729,8 @@ class _Law:
         if self.trust is None and given.bound is not Bound.UNKNOWN:
             self.trust = 1.0 if self.returns else RAMP
         level = min((self.trust or 1.0) * self.granted, 1.0)
+        if given.bound is not Bound.SERVER:
+            level = min(level, *(one.most(EXPECTED * self.eps) for one in (self.ledger, self.watch.ledger)))
         if self.cap is not None:
             level = min(level, self.cap)
         if begins or level < LOWERED * self.level:

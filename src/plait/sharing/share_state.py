@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plait.sharing.contrast import Sum
+from plait.sharing.contrast import NO_LEDGER, NOTHING, Costs, Ledger, Sum, WholeSteps
 from plait.sharing.grant import Bound
 
 #: Seconds after an alarm until all is forgotten, the first time.
 RETRY_S = 600.0
-NOTHING = Sum()
+NO_WATCH, NO_COSTS = WholeSteps(), Costs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,7 @@ class ShareState:
     looked_s               and when that was
     history, recent        the last 160 values, and steps that the grant is lowered by
     contrasts, sum_d       since the level changed
-    weight, slope          sum of (level / sigma)^2 and of level d / sigma^2 since the ramp began
-    squares, tries         sum of (d / sigma)^2 since then, and of how many contrasts
+    costs, ledger          of sharing, by the contrasts since the ramp began
     small, large           the two CUSUMs
     suspect                whether the next blocks are a test
     cap, bad               most that the level may be after an alarm, and what was too much
@@ -79,6 +78,7 @@ class ShareState:
     stepped_s, decided_s   times of the last step and decision
     chance                 counter of the generator
     last_d, last_sigma     the last contrast and its standard deviation
+    watch, by_step         whole steps of a job that marks its stages; whether it is judged by these alone
     offs                   means of the last three off blocks of a test, in the scale of b0
     """
 
@@ -111,10 +111,8 @@ class ShareState:
     recent: tuple[float, ...] = ()
     contrasts: float = 0.0
     sum_d: float = 0.0
-    weight: float = 0.0
-    slope: float = 0.0
-    squares: float = 0.0
-    tries: int = 0
+    costs: Costs = NO_COSTS
+    ledger: Ledger = NO_LEDGER
     small: Sum = NOTHING
     large: Sum = NOTHING
     suspect: bool = False
@@ -141,6 +139,8 @@ class ShareState:
     last_d: float = 0.0
     last_sigma: float = 0.0
     offs: tuple[float, ...] = ()
+    watch: WholeSteps = NO_WATCH
+    by_step: bool = False
 
     @property
     def allowed(self) -> float:

@@ -626,14 +626,16 @@ def test_neighbours_are_named_to_guests_and_hosts_know_of_guests(tmp_path: Path)
     )
     assert neighbours([guest, host, alone, free]) == {
         (0, 1, 0): Neighbours(guest=False),
-        (1, 1, 0): Neighbours(guest=True, hosts=(host.page,)),
-        (2, 1, 0): Neighbours(guest=True),
+        (1, 1, 0): Neighbours(guest=True, hosts=(host.page,), crowded=False),
+        (2, 1, 0): Neighbours(guest=True, crowded=False),
     }
+    found = neighbours([guest, host, replace(alone, gpu=0)])
+    assert [found[job, 1, 0].crowded for job in (1, 2)] == [True, True]
     second = replace(guest, key=(1, 1, 1), gpu=2, page=tmp_path / "1-1.bin", world=2)
-    of_both = Neighbours(True, (host.page, free.page), ranks=(guest.page, second.page))
+    of_both = Neighbours(True, (host.page, free.page), ranks=(guest.page, second.page), crowded=False)
     found = neighbours([second, guest, host, free])
     assert (found[guest.key], found[second.key]) == (of_both, of_both)
-    assert neighbours([second, guest])[guest.key] == Neighbours(True), "without hosts nobody has to pause"
+    assert neighbours([second, guest])[guest.key] == Neighbours(True, crowded=False), "without hosts none pauses"
     leaving = replace(host, key=(9, 1, 0), stopping=True)
     assert shared_gpus([guest, leaving, host])[0] == [host, leaving, guest]
 

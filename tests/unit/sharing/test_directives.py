@@ -10,7 +10,6 @@ import pytest
 from plait.core.errors import InputError
 from plait.sharing.coordinator import CODEC
 from plait.sharing.directive import Action, Device, Directive, Reached, Sharer, SpillReason, StepStats
-from plait.sharing.grant import longest_quantum_s
 
 
 @pytest.mark.parametrize(
@@ -56,9 +55,3 @@ def test_json_of_later_versions_and_of_nobody() -> None:
         with pytest.raises(InputError) as error:
             CODEC.decode(Directive, wrong)
         assert message in str(error.value)
-
-
-def test_the_quantum_rule() -> None:
-    assert longest_quantum_s(0.2, 1) == pytest.approx(0.004)
-    assert longest_quantum_s(0.035, 5) == pytest.approx(0.00014)
-    assert longest_quantum_s(0.2, 0) == longest_quantum_s(0.2, 1), "a job without gaps still waits once"

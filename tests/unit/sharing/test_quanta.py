@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from plait.sharing.quanta import RECENT, Quanta
+import pytest
+
+from plait.sharing.quanta import FIRST_S, RECENT, Quanta
 
 
 def test_a_place_that_waits_for_the_host_many_times_on_end_is_no_long_quantum() -> None:
@@ -30,3 +32,30 @@ def test_a_long_quantum_that_a_host_meets_counts_until_the_host_came() -> None:
         quanta.ended(0.001, alone=True)
     assert quanta.ended(0.3, alone=False, before_s=0.06) == (0.001, 0.06)
     assert quanta.ended(0.1, alone=False, before_s=0.0005)[1] == 0.001  # it began just before the host came
+
+
+def test_a_guest_that_waits_for_no_other_pays_for_each_quantum_in_full() -> None:
+    quanta = Quanta()
+
+    def paid_s(whole_s: float, **seen: float) -> float:
+        quanta.step()
+        return quanta.ended(whole_s, **({"alone": True} | seen))[0]
+
+    for _ in range(RECENT):
+        paid_s(0.001)
+    assert paid_s(0.3) == 0.0015
+    assert paid_s(0.3, crowded=False) == 0.3
+    assert paid_s(9.0, crowded=False) == FIRST_S  # it slept
+    assert paid_s(0.3, alone=False, before_s=0.06, crowded=False) == 0.06
+
+
+def test_quanta_that_are_longer_than_any_wait_count_at_once() -> None:
+    """Three of seven quanta wait 100 ms for the host. After 900 they take 100 ms; each place has seen 64 short ones."""
+    quanta, found = Quanta(), []
+    for number in range(930):
+        if number % 10 == 0:
+            quanta.step()
+        waits_s = 0.1 if number % 7 in (0, 2, 4) else 0.0
+        found.append(quanta.ended(waits_s + (0.002 if number < 900 else 0.1), alone=False))
+    assert set(found[RECENT:900]) == {(0.002, 0.002)}
+    assert found[-1] == pytest.approx((0.1, 0.1))

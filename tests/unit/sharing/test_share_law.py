@@ -116,6 +116,22 @@ def test_what_sharing_really_costs_is_found_and_cut(cv: float) -> None:
     assert law.level * 0.2 <= 0.02
 
 
+@pytest.mark.parametrize("cost", [lambda share: 0.3 * share, lambda share: share / (share + 0.02)])
+def test_what_guests_take_beside_the_gpu_is_found_in_whole_steps(cost: Callable[[float], float]) -> None:
+    """The second guest hardly needs the GPU, so that only a very small share of it holds it back from the rest."""
+    host = noisy(0.05)
+    law = Law(host=lambda now_s, share: host(now_s, 0.0) * (1.0 + cost(share)), stage_s={"gpu": 0.1})
+    law.run(300.0)
+    assert law.state.by_step
+    assert cost(law.level) <= 0.03
+    assert "whole steps are judged" in described(law.state, law.now_s)
+
+
+def test_whole_steps_that_vary_are_no_cost() -> None:
+    law = Law(host=noisy(0.3), stage_s={"gpu": 0.1}).run(1200.0)
+    assert (law.state.by_step, law.state.alarms, law.level) == (False, 0, 1.0)
+
+
 def jumping(now_s: float, share: float) -> float:
     """Steps of 120 ms for 10 s of each 30 s, of 200 ms in between; sharing costs nothing."""
     return 0.12 if now_s % 30.0 < 10.0 else 0.2

@@ -10,10 +10,11 @@ import os
 from dataclasses import replace
 
 import pytest
+from sharing_rows import drawn
 
 from plait.core.errors import InputError
 from plait.sharing.macro_model import Estimate, Load, estimate
-from plait.sim.gpu import PATTERNS, Mode, drawn, table_cell
+from plait.sim.gpu import PATTERNS, Mode, table_cell
 
 slow = pytest.mark.skipif(not os.environ.get("PLAIT_SLOW"), reason="set PLAIT_SLOW=1")
 #: The part of the slack in the micro model: 300 s from a cold start, the mean of two seeds (bench_sharing_macro.py).

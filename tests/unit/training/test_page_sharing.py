@@ -191,7 +191,7 @@ def test_neighbours_are_read_again_when_they_change(tmp_path):
     with Page.create(tmp_path / "page.bin", mapped=True) as page:
         control = ControlFile(Environment(run_dir=tmp_path), page)
         assert control.neighbours() is None
-        guest = Neighbours(True, (tmp_path / "host.bin",))
+        guest = Neighbours(True, (tmp_path / "host.bin",), crowded=False)
         told(tmp_path, page, guest.control(), 1)
         assert control.neighbours() == guest
         told(tmp_path, page, Neighbours(False).control(), 2)  # promoted
@@ -220,6 +220,7 @@ def test_an_entry_that_makes_no_sense_is_a_guest_without_a_gate_and_a_note(tmp_p
     [
         (True, "sharing in control.json is True, needs an object"),
         ({"guest": 1}, "sharing.guest in control.json is 1, needs true or false"),
+        ({"crowded": 0}, "sharing.crowded in control.json is 0"),
         ({"gate": None}, "sharing.gate in control.json is None"),
         ({"hosts": "page.bin"}, "sharing.hosts in control.json is 'page.bin', needs a list of page files"),
         ({"hosts": [""]}, "sharing.hosts"),

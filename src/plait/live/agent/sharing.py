@@ -76,6 +76,7 @@ def neighbours(processes: Iterable[GpuProcess]) -> dict[Key, Neighbours]:
     """
     shared = shared_gpus(processes)
     guests = _guests(shared)
+    crowded = {one.name for here in shared.values() if len({o.name for o in here if o.guest}) > 1 for one in here}
     found = {}
     for process in (process for here in shared.values() for process in here):
         if not process.guest:
@@ -83,7 +84,7 @@ def neighbours(processes: Iterable[GpuProcess]) -> dict[Key, Neighbours]:
             continue
         ranks, hosts = guests[process.name]
         gang = tuple(ranks[key] for key in sorted(ranks)) if hosts and len(ranks) > 1 else ()
-        found[process.key] = Neighbours(True, tuple(hosts), ranks=gang)
+        found[process.key] = Neighbours(True, tuple(hosts), ranks=gang, crowded=process.name in crowded)
     return found
 
 

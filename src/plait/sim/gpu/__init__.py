@@ -6,7 +6,6 @@ It runs `plait.sharing.decide` itself, the function that the agent of a node run
 from plait.sim.gpu.micro_model import Mark, Outcome, SimDevice, run, table_cell
 from plait.sim.gpu.scenario import (
     PATTERNS,
-    QUANTA_S,
     Hardware,
     Kernel,
     Mode,
@@ -16,12 +15,10 @@ from plait.sim.gpu.scenario import (
     Reporting,
     Scenario,
     Variation,
-    drawn,
 )
 
 __all__ = [
     "PATTERNS",
-    "QUANTA_S",
     "Hardware",
     "Kernel",
     "Mark",
@@ -34,7 +31,6 @@ __all__ = [
     "Scenario",
     "SimDevice",
     "Variation",
-    "drawn",
     "run",
     "table_cell",
 ]

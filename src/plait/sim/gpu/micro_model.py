@@ -217,12 +217,13 @@ class _Guest:
 
     def kernel_s(self) -> float:
         """Seconds of its next kernel on a free GPU."""
-        job = self.job
+        job, (later_s, later_quantum_s) = self.job, self.job.later
+        quantum_s = later_quantum_s if self.next_s >= later_s else job.quantum_s
         if job.rare and self.chance() * job.rare < 1.0:
             return job.rare_s
         if job.spread:
-            return job.quantum_s * math.exp(self.noise(0.0, job.spread))
-        return job.quantum_s * self.noise(1.0, NOISE)
+            return quantum_s * math.exp(self.noise(0.0, job.spread))
+        return quantum_s * self.noise(1.0, NOISE)
 
     def paced_s(self) -> float:
         """When it launches again at its share."""
@@ -269,6 +270,7 @@ class _Gpu:
         self.begun_s, self.stretch, self.spill_bytes = -1.0, 1.0, 0
         self.factors: Iterator[tuple[float, float]] | None = None
         self._new_step()
+        self.clock_s = self.shadow_s = 0.0  # see `Variation`; when the last step would have ended without others
         self.kernel_end_s = 0.0  # of the guaranteed job's last kernel
         self.runner: _Guest | None = None  # who launched last, where time is sliced
         self.arrivals = random.Random(f"{seed} arrivals").expovariate
@@ -333,7 +335,8 @@ class _Gpu:
         behind_s = self.kernel_end_s - began_s if marked and inside and left else 0.0
         alone = marked and not inside and self.next_s >= guest.ended_s
         before_s = max(self.next_s - began_s, 0.0) if marked and not (inside or alone) else 0.0
-        return guest.seconds.ended(whole_s, behind_s, alone=alone, before_s=before_s)
+        crowded = len(self.guests) > 1
+        return guest.seconds.ended(whole_s, behind_s, alone=alone, before_s=before_s, crowded=crowded)
 
     def _sliced(self, now_s: float, took_s: float) -> float:
         """When a guest's kernel ends that takes turns with that of the guaranteed job, which ends later for it."""
@@ -382,6 +385,10 @@ class _Gpu:
 
     def _guaranteed(self, now_s: float) -> None:
         """Launch its next kernel; between two steps report first."""
+        clock_s = self.clock_s
+        if self.kernel == 0 and clock_s and (tick_s := math.ceil(now_s / clock_s - 1e-6) * clock_s) > now_s:
+            self.next_s = tick_s
+            return
         if self.kernel == 0 and not self._next_step(now_s):
             return
         phase = self.scenario.phases[self.phase]
@@ -405,6 +412,8 @@ class _Gpu:
         self.gpu_s += took_s
         host_s = kernel.host_s * self.host_factor * (self.noise(1.0, noise) if noise else 1.0)
         self.alone_s += alone_s + host_s
+        if hardware.elsewhere and now_s >= hardware.interference_s:
+            host_s *= 1.0 + hardware.elsewhere * sum(guest.share for guest in self.guests)
         if self.stage_from_s is None:
             self.stage_from_s = now_s
         if kernel.ends_stage:
@@ -458,6 +467,7 @@ class _Gpu:
         phase = self.scenario.phases[self.phase]
         if new_phase:
             varied = phase.variation
+            self.clock_s = 0.0 if varied is None else varied.clock_s
             self.factors = None if varied is None else varied.factors(self.seed, phase.pattern.step_s)
         got = self.memory.step(GUARANTEED, phase.memory_bytes)
         self.spill_bytes = got.spill_bytes
@@ -470,6 +480,9 @@ class _Gpu:
             self.waits = False
             return
         phase = self.scenario.phases[self.phase]
+        if clock_s := self.clock_s:  # what it would have taken alone, from tick to tick
+            until_s = math.ceil((self.shadow_s + self.alone_s) / clock_s - 1e-6) * clock_s
+            self.alone_s, self.shadow_s = until_s - self.shadow_s, until_s
         step_s, others_s = now_s - self.begun_s, sum(guest.busy_s for guest in self.guests)
         share = sum(guest.share for guest in self.guests)
         latency_s = now_s - self.arrived_s if self.scenario.latency else 0.0

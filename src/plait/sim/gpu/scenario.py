@@ -95,31 +95,6 @@ PATTERNS = {
 }
 
 
-def drawn(number: int, seed: int) -> list[tuple[Pattern, float]]:
-    """Random patterns, each with an opportunistic quantum in seconds, to test models on.
-
-    Steps of 30 to 500 ms with a slack of 0.1 to 0.9 and 1 to 12 kernels, evenly spaced or without a gap but the last;
-    quanta of 0.5 to 30 ms. Steps and quanta are spread evenly on a logarithmic scale.
-    """
-    chance, out = random.Random(seed), []
-    for _ in range(number):
-        step_ms = 30.0 * (500 / 30) ** chance.random()
-        host_ms = step_ms * chance.uniform(0.1, 0.9)
-        times, dense = chance.randint(1, 12), chance.random() < 0.5
-        gpu_ms, quantum_s = (step_ms - host_ms) / times, 0.5 * MS * 60.0 ** chance.random()
-        if dense:
-            kernels = (Kernel(gpu_ms * MS, 0.0, False),) * (times - 1) + (Kernel(gpu_ms * MS, host_ms * MS),)
-            pattern = Pattern(f"{times}x{gpu_ms:.1f} then {host_ms:.0f} host", kernels)
-        else:
-            pattern = _alternating(f"{times}x({gpu_ms:.1f}+{host_ms / times:.1f})", times, gpu_ms, host_ms / times)
-        out.append((pattern, quantum_s))
-    return out
-
-
-#: Opportunistic quanta of the table, in seconds.
-QUANTA_S = (0.001, 0.004, 0.02)
-
-
 @dataclass(frozen=True, slots=True)
 class Variation:
     """Factors of each step's GPU and host time.
@@ -129,6 +104,7 @@ class Variation:
     cycle     factors (GPU, host) of steps, drawn or recorded, again and again from a random place on
     drift_h   part by which steps are longer after an hour
     warm_up   parts by which they are longer after each 100 steps, up to twice as long
+    clock_s   steps begin at whole multiples of it, as of a job that waits for its next frame; 0: at once
     """
 
     cv: float = 0.0
@@ -136,6 +112,7 @@ class Variation:
     cycle: tuple[tuple[float, float], ...] = ()
     drift_h: float = 0.0
     warm_up: float = 0.0
+    clock_s: float = 0.0
 
     def factors(self, seed: int, step_s: float) -> Iterator[tuple[float, float]]:
         """Factors of GPU and host time of each step, without end; a step takes about `step_s` seconds."""
@@ -183,7 +160,7 @@ class Opportunistic:
 
     `curve` gives its speed, relative to that with `wants_bytes`, at parts of them: (part, speed) in rising order.
     `live_bytes` stay in use at step boundaries. One in `rare` quanta takes `rare_s` instead. `spread`: standard
-    deviation of the logarithm of quanta, whose median is then `quantum_s`.
+    deviation of the logarithm of quanta, whose median is then `quantum_s`. From `later[0]` seconds on it is `later[1]`.
     """
 
     name: str
@@ -198,6 +175,7 @@ class Opportunistic:
     rare: int = 0
     rare_s: float = 0.0
     spread: float = 0.0
+    later: tuple[float, float] = (NEVER, 0.0)
 
     def speed(self, limit_bytes: int) -> float:
         """Relative speed within a limit, straight between the points of the curve."""
@@ -214,11 +192,13 @@ class Hardware:
 
     slices        host and guest have the device in turn whenever both have work, in slices that are short beside it
     interference  GPU work of the host takes so much longer, as a part at share 1, from `interference_s` on
+    elsewhere     the same of its other work: guests take cores or storage
     """
 
     slices: bool = False
     interference: float = 0.0
     interference_s: float = 0.0
+    elsewhere: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
