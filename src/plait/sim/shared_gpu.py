@@ -18,7 +18,7 @@ from plait.core.jobs import JobBatch
 from plait.core.plan import Groups
 from plait.core.resources import Resource
 from plait.grouping.completion import ENOUGH, STRETCHES
-from plait.sharing.macro_model import LEAST_SHARE, NOISE, beside_host
+from plait.sharing.macro_model import HELD, LEAST_SHARE, NOISE, beside_host
 from plait.sim.guest_models import GuestModels, Use, use
 
 GPU = int(Resource.GPU)
@@ -131,8 +131,8 @@ class GpuSharing:
     gaps       times in a step that a host waits for the GPU; 1 with stage marks and the gate
     models     quanta, gaps, noise, memory and bursts by model; None: all alike, and memory does not matter
     noise      coefficient of variation of a host's steps
-    cores_apart  every job has cores, storage and a network of its own; otherwise hosts and guests share those of their
-               GPUs' part of a node as members of a group do (`beside_gpus`)
+    cores_apart  every job has cores, storage and a network of its own; otherwise guests get what hosts leave of their
+               GPUs' part of a node (`beside_gpus`)
 
     A guest gets the part of a host's slack that the macro model of the law says, all of a GPU without a host; the host
     takes as much longer as that model says. Guests
@@ -241,9 +241,10 @@ def beside_gpus(
 ) -> FloatArray:
     """Seconds an iteration of each member, next to all on its GPUs' parts of nodes; `pace_s` is by the law of GPUs.
 
-    The law hands out GPU time alone. Nobody hands out the cores, storage and network that belong to a GPU, so stages
-    there stretch until no resource is used more than all the time. `alone` (members,), `stage_s` and `share` (members,
-    k) as of `together_s` and `cpu_shares`. A stage that takes longer than the iteration alone fills it.
+    Nobody hands out the cores, storage and network that belong to a GPU, so stages there stretch until no resource is
+    used more than all the time. The law finds in the whole steps of a host what that costs it, and cuts its guests to
+    where it is `HELD`: they have what such a host leaves. `alone` (members,), `stage_s` and `share` (members, k) as of
+    `together_s` and `cpu_shares`. A stage that takes longer than the iteration alone fills it.
     """
     gpus, at = np.unique(groups.gpus, return_inverse=True)
     if len(gpus) == len(groups.gpus):
@@ -253,14 +254,22 @@ def beside_gpus(
     overlaps = np.nansum(stage_s, axis=1) > alone * (1.0 + 1e-6)
     own_s = np.minimum(np.nan_to_num(stage_s[:, others]), alone[:, None])
     first_job, first_gpu = groups.first_job[:-1], groups.first_gpu[:-1]
+    guest, most_s = _guests(groups), np.maximum(pace_s, alone * (1.0 + HELD))
+    most_s[guest[group]] = np.inf
     stretch, out = np.ones((len(groups), len(others))), pace_s
     for _ in range(STRETCHES):
-        used = np.zeros((len(gpus), len(others)))
-        np.add.at(used, at, np.add.reduceat(own_s * share[:, others] / out[:, None], first_job)[owner])
-        if used.max() <= ENOUGH:
+        used = np.zeros((2, len(gpus), len(others)))
+        np.add.at(
+            used,
+            (guest[owner].astype(int), at),
+            np.add.reduceat(own_s * share[:, others] / out[:, None], first_job)[owner],
+        )
+        crowding = used[1] / np.maximum(1.0 - used[0], HELD)
+        if crowding.max() <= ENOUGH:
             break
-        stretch *= np.maximum(np.maximum.reduceat(used[at], first_gpu), 1.0)
+        both = np.where(guest[owner][:, None], crowding[at], used.sum(axis=0)[at])
+        stretch *= np.maximum(np.maximum.reduceat(both, first_gpu), 1.0)
         longer = own_s * stretch[group]
         more = np.where(overlaps, longer.max(axis=1) - pace_s, longer.sum(axis=1) - own_s.sum(axis=1))
-        out = pace_s + np.maximum(np.maximum.reduceat(more, first_job), 0.0)[group]
+        out = np.minimum(pace_s + np.maximum(np.maximum.reduceat(more, first_job), 0.0)[group], most_s)
     return out

@@ -10,7 +10,7 @@ from plait.core.errors import InputError
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.plan import Group, Groups, Member
 from plait.core.resources import StageProfile
-from plait.sharing.macro_model import Load, estimate
+from plait.sharing.macro_model import HELD, Load, estimate
 from plait.sim.physics import StandardPhysics
 from plait.sim.shared_gpu import LEAST_SHARE, GpuSharing
 
@@ -72,11 +72,16 @@ def test_stages_that_overlap_alone_overlap_beside_others() -> None:
 LOADER = StageProfile.of(cpu=0.8, gpu=0.2)
 
 
-def test_cores_are_handed_out_by_nobody_and_hold_up_host_and_guest_alike() -> None:
+def test_a_guest_gets_the_cores_that_its_host_leaves_and_two_guests_wait_for_each_other() -> None:
     apart = paces(batch(LOADER, LOADER), (0, (0,), False), (1, (0,), True), cores_apart=True)
     host_s, guest_s = paces(batch(LOADER, LOADER), (0, (0,), False), (1, (0,), True))
-    assert apart[0] < 1.02 < host_s and apart[1] < guest_s  # noqa: PT018
+    assert (apart[0] < host_s, apart[1] < guest_s, host_s) == (True, True, 1.0 + HELD)
     assert 0.8 / host_s + 0.8 / guest_s == pytest.approx(1.0, abs=0.002)
+    idle = StageProfile.of(storage=1.0)  # a host that leaves nothing: its guest makes no step, and costs it no more
+    assert paces(batch(idle, idle), (0, (0,), False), (1, (0,), True)) == [
+        1.0 + HELD,
+        pytest.approx(1.0 / (1.0 - 1.0 / (1.0 + HELD)), rel=0.01),
+    ]
     both = paces(batch(StageProfile.of(cpu=1.0), StageProfile.of(cpu=1.0)), (0, (0,), True), (1, (0,), True))
     assert both == pytest.approx([2.0, 2.0], rel=0.01)
     assert paces(batch(HALF, HALF), (0, (0,), False), (1, (0,), True)) == paces(
