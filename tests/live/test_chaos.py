@@ -28,12 +28,7 @@ from plait.core.errors import PlaitError
 from plait.live.scheduler.state import State
 from plait.live.store import Store
 from plait.outlook.log_replay import LoggedEntry, replay, stored_rows
-from plait.testing import (
-    Chaos,
-    Cluster,
-    leaks,
-    plan_faults,
-)
+from plait.testing import Chaos, Cluster, leaks, plan_faults
 
 pytestmark = pytest.mark.engines
 

@@ -42,6 +42,15 @@ class Result(Protocol):
         """CPU seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Result of a run: figures (seconds, GPU-hours, shares), how many jobs it had, and the CPU seconds it took."""
+
+    figures: dict[str, float]
+    jobs: int
+    cpu_s: float
+
+
 class Request(Protocol):
     """The options that `plait reproduce` has for every paper."""
 

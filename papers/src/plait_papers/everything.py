@@ -27,7 +27,7 @@ from plait.traces.formats.registry import read_trace
 from plait.traces.load import load_jobs
 from plait.traces.synthetic import generate, target_load
 from plait.traces.table import TraceTable
-from plait_papers.evaluation import Ended, Evaluation, Outcome, file_hash, publish
+from plait_papers.evaluation import Done, Ended, Evaluation, Outcome, file_hash, publish
 from plait_papers.pages import PaperSection, render
 from plait_papers.requests import EverythingRequest
 
@@ -42,7 +42,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     ),
     "nothing": (
         "fifo-backfill", "knapsack", "las", "2d-las", "tiresias-l", "tiresias-g", "muri-l", "gandiva",
-        "antman:knows=nothing",
+        "antman:knows=nothing", "antman:knows=nothing,order=tiresias",
     ),
 }  # fmt: skip
 #: Recorded traces: the file in the data folder and its format.
@@ -103,15 +103,6 @@ class Case:
     seed: int
     jobs: int
     data: str
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Result of a run: figures (seconds, GPU-hours, shares), how many jobs it had, and the CPU seconds it took."""
-
-    figures: dict[str, float]
-    jobs: int
-    cpu_s: float
 
 
 def rows(quick: bool, recorded: bool) -> Iterator[Row]:
@@ -303,7 +294,10 @@ def reproduce_everything(request: EverythingRequest) -> None:
 
 
 HEAD = ("knows", "row", "best other", "its mean h", "plait h", "ratio", "seeds", "p99", "makespan", "longest wait h")
-POLICY_HEAD = ("knows", "policy", "mean ratio", "worst ratio", "worst in", "p99 ratio", "restarts", "CPU s")
+POLICY_HEAD = (
+    "knows", "policy", "mean", "worst", "worst in", "p50", "p99", "makespan", "fairness", "fragmented", "lost GPU h",
+    "restarts", "CPU s",
+)  # fmt: skip
 
 
 def cells(row: Compared) -> tuple[str, ...]:
@@ -316,18 +310,21 @@ def cells(row: Compared) -> tuple[str, ...]:
 
 
 def by_policy(outcome: EverythingOutcome) -> Iterator[tuple[str, ...]]:
-    """Each policy over the rows of what it knows, best mean ratio first."""
+    """Each policy over the rows of what it knows, best mean ratio first; see `ABOUT_POLICIES`."""
     for knows in OURS:
         mine = [one for one in outcome.policies if one.knows == knows]
         names = dict.fromkeys(one.policy for one in mine)
-        least_p99 = {row: min(p.figures["p99_jct_s"] for p in mine if p.row == row) for row in {p.row for p in mine}}
         some = {name: [one for one in mine if one.policy == name] for name in names}
+        over = ("p50_jct_s", "p99_jct_s", "makespan_s")
+        least = {(p.row, of): min(q.figures[of] for q in mine if q.row == p.row) for p in mine for of in over}
         for name in sorted(names, key=lambda name: float(np.mean([one.ratio for one in some[name]]))):
             worst = max(some[name], key=lambda one: one.ratio)
-            tail = np.mean([one.figures["p99_jct_s"] / least_p99[one.row] for one in some[name]])
+            mean = {of: np.mean([one.figures[of] for one in some[name]]) for of in KEPT}
+            ratios = [f"{np.mean([one.figures[of] / least[one.row, of] for one in some[name]]):.2f}" for of in over]
             yield (
                 knows, name, f"{np.mean([one.ratio for one in some[name]]):.3f}", f"{worst.ratio:.3f}", worst.row,
-                f"{tail:.2f}", f"{np.mean([one.figures['restarts'] for one in some[name]]):.0f}",
+                *ratios, f"{mean['avg_fairness']:.2f}", f"{mean['fragmentation']:.1%}",
+                f"{mean['lost_work_gpu_h']:.1f}", f"{mean['restarts']:.0f}",
                 f"{np.mean([one.cpu_s for one in some[name]]):.1f}",
             )  # fmt: skip
 
@@ -357,9 +354,15 @@ def _sections(outcome: EverythingOutcome) -> Iterator[PaperSection]:
     by_row = [cells(row) for row in outcome.rows]
     yield PaperSection.of("rows", "plait against the best of the others that know as much", LEAD, HEAD, 3, by_row)
     yield PaperSection.of("means", "Mean over rows", "", MEANS_HEAD, 2, list(means(outcome)))
-    yield PaperSection.of("policies", "All policies, over the best of each row", "", POLICY_HEAD, 2, by_policy(outcome))
+    by = list(by_policy(outcome))
+    yield PaperSection.of("policies", "All policies, over the best of each row", ABOUT_POLICIES, POLICY_HEAD, 2, by)
 
 
+ABOUT_POLICIES = (
+    "Means over rows. Mean, p50, p99 and makespan are over the least of the row; fairness is completion time over that "
+    "with an equal share of the cluster; fragmented is the share of GPUs that are free on partly used nodes while jobs "
+    "wait."
+)
 LEAD = "Means over seeds; seeds: plait's mean over the other's on the best and on the worst seed."
 
 

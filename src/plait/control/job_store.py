@@ -84,7 +84,7 @@ class JobStore:
         self.departed: IntArray = np.zeros(64, dtype=np.int64)  # jobs in order of departure; see `departures`
         self.departures = 0
         self._past_gpu_s: FloatArray = np.zeros(0)  # service of the first that departed; nothing else of them is kept
-        self._past_kinds: IntArray = np.zeros((0, 5), dtype=np.int64)  # of the same
+        self._past_kinds: IntArray = np.zeros((0, 6), dtype=np.int64)  # of the same
         self._past_s: FloatArray = np.zeros(0)
         self._past_use: FloatArray = np.zeros((0, 4))
         self.memo: dict[str, Any] = {}
@@ -98,7 +98,7 @@ class JobStore:
             "stage_s": np.zeros((0, len(Resource))),
             "goodput": np.zeros((0, len(Estimate))),
             "gpu_kinds": np.empty(0, dtype=object),
-            "kinds": np.zeros((0, 5), dtype=np.int64),
+            "kinds": np.zeros((0, 6), dtype=np.int64),
             **{name: np.zeros(1, dtype=bool) for name in _FLAGS},
         }
         self._floats: FloatArray = np.empty((len(FLOAT_ROW), 0))
@@ -150,7 +150,7 @@ class JobStore:
             columns[f"{name}_number"][rows] = codes
         alike = (batch.column(name).tolist() for name in ("user", "model", "gpus", "like"))
         kinds = [self._kinds.get(key) or self._kinds_of(*key) for key in zip(*alike, strict=True)]
-        columns["kinds"][rows] = np.array(kinds, dtype=np.int64).reshape(-1, 5)
+        columns["kinds"][rows] = np.array(kinds, dtype=np.int64).reshape(-1, 6)
         if batch.any_requires:
             numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
             asked = batch.column("ina").tolist()
@@ -175,6 +175,7 @@ class JobStore:
             _number("model", model, gpus) if model else 0,
             _number("size", user, gpus) if user else 0,
             _number("user", user) if user else 0,
+            _number("gpus", gpus),
         )
         self._kinds[user, model, gpus, like] = found
         return found
@@ -386,7 +387,7 @@ class JobStore:
         seconds = np.frombuffer(_unpacked(data.get("past_s", "")), dtype="<f8").astype(np.float64)
         kinds = np.frombuffer(_unpacked(data.get("past_kinds", "")), dtype="<i8").astype(np.int64)
         job_store._past_s = seconds.astype(np.float64)
-        job_store._past_kinds = kinds.reshape(5, -1).T.copy()
+        job_store._past_kinds = kinds.reshape(6, -1).T.copy()
         # An older snapshot lacks it: these jobs count as if they had used nothing.
         use = np.frombuffer(_unpacked(data["past_use"]), dtype="<f8") if data.get("past_use") else None
         job_store._past_use = np.full((job_store.departures, 4), [0.0, 0.0, math.nan, math.nan])

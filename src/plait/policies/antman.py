@@ -22,13 +22,7 @@ from plait.core.resources import Resource
 from plait.core.words import counted
 from plait.placement.packing import allowed_kinds, demands
 from plait.policies import guest_walk as k
-from plait.policies.compose import (
-    Ranking,
-    by_attained_service,
-    by_remaining_service,
-    by_remaining_time,
-    by_run_time,
-)
+from plait.policies.compose import Ranking, by_attained_service, by_remaining_service, by_remaining_time, by_run_time
 from plait.policies.guest_walk_kernels import (
     BYTES,
     CAPACITY,

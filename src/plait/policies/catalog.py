@@ -226,7 +226,7 @@ _GOES_AHEAD = choice("who goes ahead of the first in line: nothing, whatever fit
                      "delay it by these durations", *_BACKFILL, fit=("predicted",))  # fmt: skip
 _LOOKAHEAD: Knowledge = {knows: (ByListSchedule(knows=knows), {}) for knows in ("exact", "predicted", "nothing")}
 _KNOWS = choice("durations of jobs: exact; predicted from jobs of their kind that ended; nothing, so by what they have "
-                "received, and plait by all jobs that ended", *_SRSF, fit=("predicted", "nothing"))  # fmt: skip
+                "received, and plait by jobs of its size that ended", *_SRSF, fit=("predicted", "nothing"))  # fmt: skip
 #: Managers of switch memory that go by the exact work left of jobs, whatever the order knows.
 _BY_WORK_LEFT = ("esa", "inalloc")
 

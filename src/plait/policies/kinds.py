@@ -1,9 +1,10 @@
 """The distribution of what a job still needs, from jobs of its kind that ended and that have not ended yet.
 
 Kinds, from the closest to the widest (`LEVELS`): what the user runs with these arguments on this size; the same script;
-the model on this size; the user on this size; the user; all. The distribution of a kind is a posterior whose prior is
-that of the next wider kind, with jobs that have not ended as censored observations (Susarla and Van Ryzin, JASA 71,
-1976); for a kind without a prior it is that of Kaplan and Meier. Ends count less with each later end of their kind.
+the model on this size; the user on this size; the user; this size; all. The distribution of a kind is a posterior whose
+prior is that of the next wider kind, with jobs that have not ended as censored observations (Susarla and Van Ryzin,
+JASA 71, 1976); for a kind without a prior it is that of Kaplan and Meier. Ends count less with each later end of their
+kind.
 
 Durations are seconds alone at the requested size, on a grid of equal steps of their logarithm.
 """
@@ -20,14 +21,15 @@ from plait.core.arrays import FloatArray, IntArray
 from plait.core.jit import kernel
 
 LEVELS = (
-    "user, script, arguments and size", "user and script", "model and size", "user and size", "user", "all jobs",
+    "user, script, arguments and size", "user and script", "model and size", "user and size", "user", "size",
+    "all jobs",
 )  # fmt: skip
 #: Levels whose ends are runs of one script; at the others each script counts once.
 OF_SCRIPT = 2
 #: Strength of the wider kind in jobs, what an end leaves of those before, and the spread of an end, by level.
-PRIOR = np.array([3.0, 2.0, 10.0, 4.0, 4.0, 4.0])
-KEEPS = (0.85, 0.90, 0.98, 0.98, 0.99, 0.998)
-SPREAD = (0.30, 0.40, 1.5, 1.5, 1.5, 0.60)
+PRIOR = np.array([3.0, 2.0, 10.0, 4.0, 4.0, 2.0, 4.0])
+KEEPS = (0.85, 0.90, 0.98, 0.98, 0.99, 0.98, 0.998)
+SPREAD = (0.30, 0.40, 1.5, 1.5, 1.5, 0.40, 0.60)
 #: Step of the grid in the logarithm of seconds, number of bins, and bins to each side over which an end is spread.
 STEP, BINS, REACH = 0.1, 165, 36
 #: What is assumed of jobs of which nothing is known: median in seconds and the standard deviation of the logarithm.

@@ -29,14 +29,16 @@ Knows = Literal["exact", "predicted", "nothing"]
 KEEP = 0.7
 #: The order changes by itself at most this often, seconds.
 LEAST_S = 60.0
+#: The levels of kinds that count: all but the size alone, or only the size, where nothing else is known of jobs.
+KNOWN = [np.array([(level == "size") == alike for level in LEVELS[:-1]], dtype=np.int64) for alike in (False, True)]
 
 
 def lives(jobs: JobTable, alike: bool = False) -> Lives:
-    """What each job of the table still needs, from what has ended by then; `alike`: all jobs are of one kind."""
+    """What each job of the table still needs, from what has ended by then; `alike`: only sizes tell jobs apart."""
     kinds: Kinds = jobs.memo.setdefault("all jobs" if alike else "kinds", Kinds())
     of, took_s = jobs.ended(kinds.ended)
-    kinds.add(np.zeros_like(of) if alike else of, took_s)
-    return kinds.lives(np.zeros_like(jobs.kinds) if alike else jobs.kinds, jobs.done_s)
+    kinds.add(of * KNOWN[alike], took_s)
+    return kinds.lives(jobs.kinds * KNOWN[alike], jobs.done_s)
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def prediction(jobs: JobTable, row: int, alike: bool = False) -> Prediction:
     left = lives(jobs, alike)
     kinds: Kinds = jobs.memo["all jobs" if alike else "kinds"]
     of = jobs.kinds[row : row + 1]
-    level, ends = kinds.ends(np.zeros_like(of) if alike else of)[0].tolist()
+    level, ends = kinds.ends(of * KNOWN[alike])[0].tolist()
     low_s, median_s, high_s = (float(left.quantile_s(share)[row]) for share in (0.25, 0.5, 0.75))
     return Prediction(LEVELS[level], ends, low_s, median_s, high_s)
 
@@ -193,7 +195,7 @@ class ByListSchedule:
 
     Neither end is right for every queue: few wide jobs favour one, many narrow ones the other. Where all jobs fit, the
     last of `alphas` rules. A job whose remaining time is unknown counts with its prediction: its Gittins rank in the
-    order, its mean in the look-ahead. `knows`: `predicted`, all jobs do; `nothing`, all do, as jobs of one kind. Raises
+    order, its mean in the look-ahead. `knows`: `predicted`, all jobs do; `nothing`, all do, by their size alone. Raises
     `InputError` without alphas or for one outside 0 to 1.
     """
 

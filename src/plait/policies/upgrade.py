@@ -30,16 +30,16 @@ LEAST_GAIN = 0.1
 
 
 def kind_speeds(view: View) -> FloatArray:
-    """Speed of each kind of GPU relative to that of stage profiles, by the jobs that run there; NaN where unknown.
+    """Speed of each kind of GPU relative to that of known iteration times, by the jobs that run there; NaN: unknown.
 
-    By what profiled jobs that are alone on their GPUs have done, if nearly all of it there. Time in which they shared
-    GPUs makes that too little, so the faster ones count.
+    By what jobs that are alone on their GPUs have done, if nearly all of it there. Time in which they shared GPUs makes
+    that too little, so the faster ones count.
     """
     jobs, cluster, running = view.jobs, view.cluster, view.running
     out = np.full(len(cluster.kinds), math.nan)
     here_s = np.where(jobs.running_group >= 0, view.now_s - jobs.last_start_s, 0.0)
     long = (here_s >= LEAST_RUN_S) & (here_s >= LEAST_PART * jobs.run_s)
-    rows = np.flatnonzero(long & ~np.isnan(jobs.stage_s[:, 0]))
+    rows = np.flatnonzero(long & ~np.isnan(jobs.iteration_s))
     if not len(rows):
         return out
     crowd = np.bincount(running.gpus, np.repeat(np.diff(running.first_job), running.gpu_count()), cluster.gpus)

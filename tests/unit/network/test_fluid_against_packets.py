@@ -9,19 +9,7 @@ from statistics import median
 
 import numpy as np
 import pytest
-from memory_laws import (
-    BURSTS,
-    CROWDS,
-    FRESH,
-    GRID,
-    MIXES,
-    NARROW,
-    PUBLISHED,
-    RACKS,
-    Point,
-    compared,
-    exchanges,
-)
+from memory_laws import BURSTS, CROWDS, FRESH, GRID, MIXES, NARROW, PUBLISHED, RACKS, Point, compared, exchanges
 
 from plait.core.cluster import Cluster
 from plait.network import measured

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from plait.control.job_store import JobStore
-from plait.core.jobs import JobBatch, JobSpec
+from plait.core.jobs import JobBatch, JobSpec, JobTable
 from plait.policies.kinds import ASSUMED, BINS, EDGES, PRIOR, Kinds, Lives, bins, posterior
+from plait.policies.predicted import lives
 
-KIND = np.array([[2, 3, 4, 5, 6]])
-OTHER = np.array([[12, 13, 14, 15, 6]])
+KIND = np.array([[2, 3, 4, 5, 6, 0]])
+OTHER = np.array([[12, 13, 14, 15, 6, 0]])
 
 
 def figures(masses, at):
@@ -31,12 +32,12 @@ def figures(masses, at):
     ],
 )
 def test_the_reference_values_of_the_posterior(monkeypatch, ends, alive, at, expected):
-    monkeypatch.setattr("plait.policies.kinds.OF_SCRIPT", 6)  # the reference counts runs at all levels
+    monkeypatch.setattr("plait.policies.kinds.OF_SCRIPT", 7)  # the reference counts runs at all levels
     kinds = Kinds()
     kinds.add(np.repeat(KIND, len(ends), axis=0), np.array(ends, dtype=np.float64))
     masses, still = ASSUMED.copy(), np.zeros(BINS)
     still[bins(np.array([7200.0]))] = alive
-    for level in reversed(range(6)):
+    for level in (6, 4, 3, 2, 1, 0):  # the size is unknown
         density = kinds.density[kinds.rows.get((*KIND[0].tolist(), 1)[level], 0)]
         if density.any() or alive:
             posterior(masses.copy(), density, still, PRIOR[level], masses)
@@ -73,7 +74,7 @@ def test_runs_of_a_script_are_closest_and_new_scripts_count_scripts_instead_of_r
     kinds = Kinds()
     kinds.add(np.repeat(KIND, 48, axis=0), np.full(48, 300.0))  # a sweep
     kinds.add(OTHER, np.array([30_000.0]))
-    known, new = KIND, np.array([[22, 23, 24, 25, 6]])
+    known, new = KIND, np.array([[22, 23, 24, 25, 6, 0]])
     left = kinds.lives(np.concatenate([known, OTHER, new]), np.zeros(3))
     known_s, other_s, new_s = left.quantile_s(0.5)
     assert 200 < known_s < min(400, new_s)
@@ -85,7 +86,7 @@ def test_runs_of_a_script_are_closest_and_new_scripts_count_scripts_instead_of_r
 
 def test_jobs_together_have_the_distributions_that_each_has_with_its_own_chain_of_posteriors():
     rng = np.random.default_rng(3)
-    known = rng.integers(2, 5, (60, 5)) + 10 * np.arange(5)
+    known = rng.integers(2, 5, (60, 6)) + 10 * np.arange(6)
     known[rng.random(60) < 0.2, 2] = 0  # jobs without a model
     done_s = np.where(rng.random(60) < 0.4, rng.lognormal(6, 2, 60), 0.0)
     kinds = Kinds()
@@ -94,7 +95,7 @@ def test_jobs_together_have_the_distributions_that_each_has_with_its_own_chain_o
     for i, chain in enumerate(known.tolist()):
         masses = ASSUMED.copy()
         for level, kind in reversed(list(enumerate([*chain, 1]))):
-            of = np.ones(60, bool) if level == 5 else known[:, level] == kind
+            of = np.ones(60, bool) if level == 6 else known[:, level] == kind
             still = np.zeros(BINS)
             for j in np.flatnonzero(of & (done_s > 0)):
                 runs = kinds.counts[kinds.rows.get(int(known[j, 1]), 0)]
@@ -145,3 +146,21 @@ def test_a_store_keeps_what_ended_when_it_forgets_jobs_and_through_a_snapshot():
             assert one.ended(first)[1].tolist() == seconds[first:].tolist()
     again = restored.columns["kinds"][4], copied.columns["kinds"][np.searchsorted(keep, 4)]
     assert all(row.tolist() == store.columns["kinds"][4].tolist() for row in again)
+
+
+def test_where_nothing_is_known_of_jobs_only_their_size_tells_them_apart():
+    store = JobStore()
+    store.append(
+        JobBatch.of([JobSpec(id=f"j{i}", gpus=1 + i % 2, user=f"u{i}", iteration_s=1.0) for i in range(9)]), 0.0
+    )
+    ends = np.arange(7)
+    store.columns["iterations_done"][ends] = [60.0, 9000.0, 70.0, 8000.0, 50.0, 7000.0, 65.0]
+    for i in ends:
+        store.columns["phase"][i] = 2
+        store.depart(np.array([i]))
+    jobs = JobTable(store.columns, np.array([7, 8]), 0.0, 0.0, store)
+    two, one = lives(jobs, alike=True).quantile_s(0.5)
+    assert one < 200
+    assert two > 3000
+    other_users = lives(jobs).quantile_s(0.5)
+    assert other_users[0] == other_users[1]

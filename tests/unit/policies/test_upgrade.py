@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,10 +22,12 @@ PROFILE = StageProfile.of(gpu=0.9, cpu=0.1)
 SPEEDS = {"slow": 0.5}
 
 
-def job(number: int, work_s: float, gpus: int = 2, kinds: tuple[str, ...] | None = None) -> JobSpec:
+def job(
+    number: int, work_s: float, gpus: int = 2, kinds: tuple[str, ...] | None = None, profile: bool = True
+) -> JobSpec:
     return JobSpec(
-        id=f"j{number}", submit_s=float(number), gpus=gpus, iterations=work_s, profile=PROFILE, gpu_kinds=kinds,
-        restart_s=60.0,
+        id=f"j{number}", submit_s=float(number), gpus=gpus, iterations=work_s, iteration_s=1.0, gpu_kinds=kinds,
+        profile=PROFILE if profile else None, restart_s=60.0,
     )  # fmt: skip
 
 
@@ -52,11 +55,13 @@ def test_a_job_on_slow_gpus_moves_once_fast_ones_are_free_and_known_to_be_fast(k
     assert unknown["end_s"][1] > 39_000
 
 
-def test_speeds_are_learnt_from_jobs_that_run() -> None:
-    jobs = [job(0, 3000.0, gpus=1), job(1, 20_000.0, gpus=1), job(2, 20_000.0)]
+@pytest.mark.parametrize("profile", [True, False])
+def test_speeds_are_learnt_from_jobs_that_run(profile: bool) -> None:
+    some = partial(job, profile=profile)
+    jobs = [some(0, 3000.0, gpus=1), some(1, 20_000.0, gpus=1), some(2, 20_000.0)]
     done = columns(run(jobs))
     assert done["starts"][:3].tolist() == [1, 1, 1], "one fast GPU is free, two are needed"
-    jobs = [*jobs[:2], job(2, 20_000.0, gpus=1, kinds=("slow",)), job(3, 20_000.0, gpus=1)]
+    jobs = [*jobs[:2], some(2, 20_000.0, gpus=1, kinds=("slow",)), some(3, 20_000.0, gpus=1)]
     done = columns(run(jobs))
     assert done["starts"][2:4].tolist() == [1, 2], "one may run on slow ones alone, and one moves"
     assert done["end_s"][3] < 24_000 < done["end_s"][2]

@@ -11,13 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from plait.core.errors import InputError
-from plait.report.charts import (
-    ChartLine,
-    GroupedBar,
-    grouped_bars_svg,
-    lines_svg,
-    write_chrome_trace,
-)
+from plait.report.charts import ChartLine, GroupedBar, grouped_bars_svg, lines_svg, write_chrome_trace
 from plait.report.sections import policy_bars_svg
 
 SPACE = "{http://www.w3.org/2000/svg}"

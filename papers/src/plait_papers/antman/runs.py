@@ -17,7 +17,7 @@ from plait.sim.physics import StandardPhysics
 from plait.sim.studies import cases
 from plait.sim.world import World, make_world
 from plait_papers.antman.workload import CLUSTER, Workload, jobs_of
-from plait_papers.evaluation import Ended, Evaluation
+from plait_papers.evaluation import Done, Ended, Evaluation
 
 #: Whose jobs run: all, with their classes; only the guaranteed ones; all, as if each were guaranteed.
 Classes = Literal["as drawn", "guaranteed alone", "all guaranteed"]
@@ -42,15 +42,6 @@ class Case:
     classes: Classes = "as drawn"
     checkpoint_every_s: float = 1800.0
     quantum_s: float = 0.002
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Result of a run: figures (seconds, GPU-hours, shares), how many jobs it had, and the CPU seconds it took."""
-
-    figures: dict[str, float]
-    jobs: int
-    cpu_s: float
 
 
 def jobs_in(case: Case) -> JobBatch:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,15 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from plait.cli.connection import print_table
-from plait.cli.experiments.demonstration import find_examples
+from plait.cli.experiments.demonstration import demo_cluster, find_examples
 from plait.core.errors import MissingExtra, PlaitError
 from plait.core.files import write_text
 from plait.live.api.jobs import WholeJob
 from plait.live.client.client import FINAL, Client
 from plait.live.layout import Layout
-from plait.live.supervisor.down import stop
 from plait.live.supervisor.options import remembered_backend
-from plait.live.supervisor.up import start
 from plait.live.system import procs
 from plait.outlook.log_replay import read_rows, replay
 from plait.report.html import write_html
@@ -373,32 +370,26 @@ def _verdict(found: DemoFindings) -> str:
 
 def run_cluster(jobs: Jobs) -> DemoFindings:
     """One cluster from beginning to end: the guaranteed job, its guest, a burst, two kills."""
-    home = Path(tempfile.mkdtemp(prefix="plait-demo-"))
-    layout = Layout(home.resolve())
-    try:
-        options = {"nodes": 1, "gpus-per-node": 1, "policy": "antman", "round": 1.0, "slot-memory": GPU_GB}
-        with start(layout, options) as service:
-            host = submit(service, "guaranteed", jobs.command(WORLD, guest=False), jobs.folder)
-            _wait(service, host, lambda job: job.iterations_done * PATTERN.step_s >= BEFORE_S)
-            guest = submit(service, "opportunistic", jobs.command(WORLD, guest=True), jobs.folder)
-            _wait(service, guest, lambda job: job.state == "running")
-            begin_s = time.monotonic()
-            watch(service, host, guest, jobs, begin_s)
-            shared = jobs.pair(WORLD, begin_s, begin_s + SHARED_S)
-            print("A burst of memory, then the agent and the guest are killed ...", flush=True)
-            trouble = Trouble(service, layout, jobs, host, guest)
-            burst = trouble.burst()
-            killed = Killed(*trouble.kill_agent(), *trouble.kill_guest())
-            jobs.stop(guest=False).touch()
-            _wait(service, host, lambda job: job.state in FINAL)
-            time.sleep(AFTER_S)
-            jobs.stop(guest=True).touch()
-            _wait(service, guest, lambda job: job.state in FINAL)
-            log = list(service.all_events())
-            return DemoFindings(shared, burst, killed, service.job(host), service.job(guest), log)
-    finally:
-        stop(layout, stop_jobs=True, patience_s=5.0)
-        shutil.rmtree(home, ignore_errors=True)
+    options = {"nodes": 1, "gpus-per-node": 1, "policy": "antman", "round": 1.0, "slot-memory": GPU_GB}
+    with demo_cluster(options) as (service, layout):
+        host = submit(service, "guaranteed", jobs.command(WORLD, guest=False), jobs.folder)
+        _wait(service, host, lambda job: job.iterations_done * PATTERN.step_s >= BEFORE_S)
+        guest = submit(service, "opportunistic", jobs.command(WORLD, guest=True), jobs.folder)
+        _wait(service, guest, lambda job: job.state == "running")
+        begin_s = time.monotonic()
+        watch(service, host, guest, jobs, begin_s)
+        shared = jobs.pair(WORLD, begin_s, begin_s + SHARED_S)
+        print("A burst of memory, then the agent and the guest are killed ...", flush=True)
+        trouble = Trouble(service, layout, jobs, host, guest)
+        burst = trouble.burst()
+        killed = Killed(*trouble.kill_agent(), *trouble.kill_guest())
+        jobs.stop(guest=False).touch()
+        _wait(service, host, lambda job: job.state in FINAL)
+        time.sleep(AFTER_S)
+        jobs.stop(guest=True).touch()
+        _wait(service, guest, lambda job: job.state in FINAL)
+        log = list(service.all_events())
+        return DemoFindings(shared, burst, killed, service.job(host), service.job(guest), log)
 
 
 def submit(service: Client, job_class: str, command: list[str], folder: Path) -> str:

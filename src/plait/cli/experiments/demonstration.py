@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import math
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,28 +145,35 @@ def prepare(jobs: list[dict[str, Any]]) -> None:
             raise PlaitError(f"{job['name']} does not run here:\n{done.stderr[-1500:]}")
 
 
+@contextlib.contextmanager
+def demo_cluster(options: dict[str, Any]) -> Iterator[tuple[Client, Layout]]:
+    """A cluster in a temporary folder, with options of `plait up`; it is stopped and removed at the end."""
+    home = Path(tempfile.mkdtemp(prefix="plait-demo-"))
+    layout = Layout(home.resolve())
+    try:
+        with start(layout, options) as service:
+            yield service, layout
+    finally:
+        stop(layout, stop_jobs=True, patience_s=5.0)
+        shutil.rmtree(home, ignore_errors=True)
+
+
 def run_once(policy: str, jobs: list[dict[str, Any]], how: str, out: Path) -> DemoRun:
     """Start a cluster in a temporary folder, run `jobs` under `policy`, and stop it.
 
     `how`: printed after the policy's name; `out`: folder that gets the event log.
     """
     print(f"\n{policy}: {how}")
-    home = Path(tempfile.mkdtemp(prefix="plait-demo-"))
-    layout = Layout(home.resolve())
-    try:
-        options = {"nodes": 1, "gpus-per-node": SLOTS, "policy": policy, "round": ROUND_S}
-        with start(layout, options) as service:
-            began = time.monotonic()
-            ids = [answer.id for answer in service.submit(jobs)]
-            names = dict(zip(ids, (job["name"] for job in jobs), strict=True))
-            ended = watch_jobs(service, names, began)
-            bad = [job for job in ended if job.state != "finished"]
-            if bad:
-                raise PlaitError(f"{names[bad[0].id]} {bad[0].state}; it wrote:\n{_last_words(service, bad[0])}")
-            log = list(service.all_events())
-    finally:
-        stop(layout, stop_jobs=True, patience_s=5.0)
-        shutil.rmtree(home, ignore_errors=True)
+    options = {"nodes": 1, "gpus-per-node": SLOTS, "policy": policy, "round": ROUND_S}
+    with demo_cluster(options) as (service, _):
+        began = time.monotonic()
+        ids = [answer.id for answer in service.submit(jobs)]
+        names = dict(zip(ids, (job["name"] for job in jobs), strict=True))
+        ended = watch_jobs(service, names, began)
+        bad = [job for job in ended if job.state != "finished"]
+        if bad:
+            raise PlaitError(f"{names[bad[0].id]} {bad[0].state}; it wrote:\n{_last_words(service, bad[0])}")
+        log = list(service.all_events())
     write_text(out / f"events-{policy.split(':')[0]}.json", json.dumps(log))
     rows, watch = list(read_rows(log)), SharingWatch()
     answer = replay(rows, observe=watch)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,15 +15,12 @@ from markupsafe import Markup
 
 from plait.cli.commands.network.cluster_view import rate_text, region_text, share_text
 from plait.cli.connection import print_table
-from plait.cli.experiments.demonstration import find_examples
+from plait.cli.experiments.demonstration import demo_cluster, find_examples
 from plait.core.errors import MissingExtra, PlaitError
 from plait.core.files import write_text
 from plait.live.api.cluster import NetworkJob
 from plait.live.api.jobs import Region
 from plait.live.client.client import FINAL, Client
-from plait.live.layout import Layout
-from plait.live.supervisor.down import stop
-from plait.live.supervisor.up import start
 from plait.outlook.log_replay import read_rows, replay
 from plait.report.charts import ChartLine, series_svg
 from plait.report.html import write_html
@@ -92,21 +87,15 @@ def demonstrate_network(out: Path, examples: Path | None) -> None:
     script = find_examples(examples) / SCRIPT
     out.mkdir(parents=True, exist_ok=True)
     print(INTRODUCTION)
-    home = Path(tempfile.mkdtemp(prefix="plait-demo-"))
-    layout = Layout(home.resolve())
-    try:
-        options = {"nodes": 4, "gpus-per-node": 1, "fake": True, "network": NETWORK, "policy": WORLDS[0][1]}
-        with start(layout, {**options, "round": 0.5}) as service:
-            until = time.monotonic() + READY_S
-            while any(one.state != "up" for one in service.network().switches):
-                if time.monotonic() > until:
-                    raise PlaitError(f"the switch does not work after {READY_S:g} s; this machine is too busy or slow")
-                time.sleep(LOOK_S)
-            worlds = [_run(service, script, home, name, policy) for name, policy in WORLDS]
-            log = list(service.all_events())
-    finally:
-        stop(layout, stop_jobs=True, patience_s=5.0)
-        shutil.rmtree(home, ignore_errors=True)
+    options = {"nodes": 4, "gpus-per-node": 1, "fake": True, "network": NETWORK, "policy": WORLDS[0][1]}
+    with demo_cluster({**options, "round": 0.5}) as (service, layout):
+        until = time.monotonic() + READY_S
+        while any(one.state != "up" for one in service.network().switches):
+            if time.monotonic() > until:
+                raise PlaitError(f"the switch does not work after {READY_S:g} s; this machine is too busy or slow")
+            time.sleep(LOOK_S)
+        worlds = [_run(service, script, layout.home, name, policy) for name, policy in WORLDS]
+        log = list(service.all_events())
     _show(worlds)
     write_text(out / "events-network.json", json.dumps(log))
     found = [

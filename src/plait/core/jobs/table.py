@@ -116,7 +116,7 @@ class JobTable:
     max_gpus = JobColumn[IntArray]("most GPUs an elastic job can use; `gpus` if not elastic")
     iterations = JobColumn[FloatArray]("work in iterations; NaN if unknown")
     job_class = JobColumn[IntArray]("`JobClass`")
-    kinds = JobColumn[IntArray]("numbers of what jobs are alike in, shape (jobs, 5), the closest first; 0 if unknown")
+    kinds = JobColumn[IntArray]("numbers of what jobs are alike in, shape (jobs, 6), the closest first; 0 if unknown")
     user_number = JobColumn[IntArray]("users numbered in order of appearance")
     project_number = JobColumn[IntArray]("projects (queues, virtual clusters) numbered in order of appearance")
     cpus = JobColumn[FloatArray]("CPU cores of the gang; 0 = no limit")
@@ -215,7 +215,7 @@ class JobTable:
 
     def ended(self, first: int) -> tuple[IntArray, FloatArray]:
         """Of the jobs that left, from departure `first` on in order: `kinds` and `done_s`, 0 if they never ran."""
-        return (np.zeros((0, 5), np.int64), np.zeros(0)) if self._specs is None else self._specs.ended(first)
+        return (np.zeros((0, 6), np.int64), np.zeros(0)) if self._specs is None else self._specs.ended(first)
 
     def departed_use(self, first: int) -> tuple[FloatArray, FloatArray]:
         """Of the jobs that left, from departure `first` on in order: rows of `gpu_use`, and GPU-seconds held."""

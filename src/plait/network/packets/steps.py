@@ -27,20 +27,8 @@ from plait.network.protocol import server, switch, worker
 from plait.network.protocol.addressing import mix
 from plait.network.protocol.header import COLLIDED, CONTROL, int64
 from plait.network.protocol.server import Server
-from plait.network.protocol.switch import (
-    DROP,
-    EVICTED,
-    FREE,
-    HELD,
-    MULTICAST,
-    TO_SERVER,
-    UNICAST,
-)
-from plait.network.protocol.worker import (
-    ACCEPTED,
-    GIVES_UP,
-    WAITING,
-)
+from plait.network.protocol.switch import DROP, EVICTED, FREE, HELD, MULTICAST, TO_SERVER, UNICAST
+from plait.network.protocol.worker import ACCEPTED, GIVES_UP, WAITING
 
 #: The steps of the protocol, as parts of the loop.
 _server_step, _server_remind = as_part(server.server_step), as_part(server.server_remind)
