@@ -14,14 +14,7 @@ from pathlib import Path
 import pytest
 
 from plait.live.agent.pages import PageReader
-from plait.live.agent.processes.throttle import (
-    PACED_S,
-    QUANTUM_S,
-    SIGNALLED_QUANTUM_S,
-    WINDOW_S,
-    Throttle,
-    opened,
-)
+from plait.live.agent.processes.throttle import PACED_S, QUANTUM_S, SIGNALLED_QUANTUM_S, WINDOW_S, Throttle, opened
 from plait.live.system import procs
 from plait.live.system.freezer import Freezer
 from plait.runtime.page import JobState, Page, Throttled

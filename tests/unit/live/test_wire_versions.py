@@ -13,16 +13,7 @@ import pytest
 
 from plait.live.agent.gates import Gates
 from plait.live.protocol import wire
-from plait.live.protocol.wire import (
-    Assignment,
-    Observed,
-    WireError,
-    decode,
-    decode_report,
-    encode,
-    from_json,
-    to_json,
-)
+from plait.live.protocol.wire import Assignment, Observed, WireError, decode, decode_report, encode, from_json, to_json
 from plait.runtime import page as pages
 from plait.runtime.page import Page, PageError
 from plait.runtime.stage_gate import NullGate

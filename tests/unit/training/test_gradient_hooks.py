@@ -9,12 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from plait.training.adaptive.hooks import GradientHooks  # noqa: E402
-from plait.training.adaptive.noise import (  # noqa: E402
-    Estimate,
-    Pass,
-    from_pair,
-    from_samples,
-)
+from plait.training.adaptive.noise import Estimate, Pass, from_pair, from_samples  # noqa: E402
 from plait.training.adaptive.preconditioner import Preconditioner, squared_norm  # noqa: E402
 
 M0 = 4

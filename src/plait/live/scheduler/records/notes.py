@@ -9,13 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, get_args
 
-from plait.control.messages import (
-    Command,
-    Event,
-    JobSubmitted,
-    from_json,
-    to_json,
-)
+from plait.control.messages import Command, Event, JobSubmitted, from_json, to_json
 from plait.core.codec.schema import CodecSchemas
 from plait.core.codec.values import Codec, form
 from plait.core.errors import InputError

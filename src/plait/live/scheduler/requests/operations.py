@@ -17,13 +17,7 @@ from plait.live.scheduler.context import Context
 from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.live_policy import live_policy
 from plait.live.scheduler.records.attempts import NodeRecord
-from plait.live.scheduler.records.notes import (
-    ForecastRecorded,
-    NodeDrained,
-    NodeForgotten,
-    PolicySet,
-    ProjectSet,
-)
+from plait.live.scheduler.records.notes import ForecastRecorded, NodeDrained, NodeForgotten, PolicySet, ProjectSet
 from plait.live.scheduler.report import hardware
 from plait.live.scheduler.requests.admission import check_project
 from plait.live.scheduler.requests.losses import losses, on_node, refuse

@@ -14,17 +14,7 @@ from plait.core.errors import InputError, PlaitError
 from plait.core.jobs import Phase
 from plait.live.agent.processes.node_environment import node_environment, passed
 from plait.live.api.explain import Explanation
-from plait.live.api.jobs import (
-    FINAL,
-    STATES,
-    CancelledJob,
-    ChangedJob,
-    JobId,
-    JobRow,
-    JobState,
-    SubmittedJob,
-    WholeJob,
-)
+from plait.live.api.jobs import FINAL, STATES, CancelledJob, ChangedJob, JobId, JobRow, JobState, SubmittedJob, WholeJob
 from plait.live.layout import array_name, job_name
 from plait.live.protocol.arrays import extent, is_array, members
 from plait.live.protocol.job_file import request_of
