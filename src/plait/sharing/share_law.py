@@ -181,7 +181,7 @@ _FORMULAS = {
 }
 
 
-def part_off(state: ShareState | _Law) -> float:
+def part_off(state: ShareState) -> float:
     """The part of the time without guests, as things are."""
     low = state.cap is not None and state.cap <= state.granted / 2.0
     if state.bound is Bound.UNKNOWN and not state.suspect:
@@ -197,7 +197,7 @@ def part_off(state: ShareState | _Law) -> float:
     return USUAL
 
 
-def _may_cost(state: ShareState | _Law) -> float:
+def _may_cost(state: ShareState) -> float:
     """What guests may cost a host of unknown returns while they run, by the contrasts since the ramp began."""
     if (state.returns and not state.by_step) or state.costs.weight <= 0.0:
         return 0.0
@@ -205,7 +205,7 @@ def _may_cost(state: ShareState | _Law) -> float:
     return state.level * (max(slope, 0.0) + ERRORS * error)
 
 
-def _grant(state: ShareState | _Law, guests: Guests) -> Grant:
+def _grant(state: ShareState, guests: Guests) -> Grant:
     """By the shorter of b0 and the steps of late."""
     if state.b0_s is None:
         return by_work(guests.weights)
@@ -217,7 +217,7 @@ def _grant(state: ShareState | _Law, guests: Guests) -> Grant:
     return grant(base_s, max(state.returns, 1.0), guests.quanta_s, guests.weights, guests.met_s)
 
 
-def _base_s(state: ShareState | _Law, latency: bool) -> float:
+def _base_s(state: ShareState, latency: bool) -> float:
     """Seconds of a step that the grant goes by: of a server's, of the GPU stage."""
     base_s = state.gpu0_s if latency else state.pace_s
     return min(base_s, mean(state.recent)) if len(state.recent) >= RECENT_LEAST else base_s
@@ -234,74 +234,13 @@ def _chance(counter: int) -> float:
 _FIELDS = tuple(field.name for field in fields(ShareState))
 
 
-class _Law:
-    """A state while a decision changes it; attributes are those of `ShareState`."""
+class _Law(ShareState):
+    """A state while a decision changes it: a copy, with the time and the guests of the decision."""
 
-    __slots__ = (*_FIELDS, "eps", "now_s", "told")
-
-    on: bool
-    since_s: float | None
-    obeyed_s: float | None
-    level: float
-    granted: float
-    bound: Bound
-    whole: bool
-    need: int
-    count: int
-    ring: tuple[float, ...]
-    totals: tuple[float, float, float]
-    tail: tuple[float, ...]
-    tail_level: float
-    off: tuple[float, ...]
-    b0_s: float | None
-    gpu0_s: float
-    pace_s: float
-    variance: float | None
-    placebos: int
-    blind: int
-    to_placebo: int
-    period: int
-    maybe: int
-    unseen: int
-    looked_s: float
-    history: tuple[float, ...]
-    recent: tuple[float, ...]
-    contrasts: float
-    sum_d: float
-    costs: Costs
-    ledger: Ledger
-    small: Sum
-    large: Sum
-    suspect: bool
-    cap: float | None
-    bad: float | None
-    bad_until_s: float
-    retry_at_s: float
-    retry_s: float
-    ramp_failed: bool
-    alarms: int
-    alarm: Alarm | None
-    moved_b0_s: float
-    moved_gpu0_s: float
-    trust: float | None
-    returns: float
-    stamped: bool
-    long: float
-    longs: tuple[int, int, int, int]
-    kind: tuple[str, int, bool] | None
-    guests: int
-    stepped_s: float
-    decided_s: float
-    chance: int
-    last_d: float
-    last_sigma: float
-    offs: tuple[float, ...]
-    watch: WholeSteps
-    by_step: bool
+    __slots__ = ("eps", "now_s", "told")
 
     def __init__(self, state: ShareState, now_s: float, told: Guests) -> None:
-        for name in _FIELDS:
-            setattr(self, name, getattr(state, name))
+        super().__init__(**{name: getattr(state, name) for name in _FIELDS})
         self.now_s, self.told = now_s, told
         self.eps = EPS_GATED_SERVER if told.latency and told.gated else EPS
 

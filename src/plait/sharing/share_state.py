@@ -43,7 +43,7 @@ class Alarm:
     cost: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: a decision is a copy that changes (`share_law`); all others leave it as it is
 class ShareState:
     """The state of the law. `values` are seconds of a step, of its GPU stage if reported, per unit of work if stated.
 
