@@ -32,14 +32,7 @@ from plait.grouping.bucket import (
     Node,
     Objective,
 )
-from plait.grouping.exact import (
-    MOST_KINDS,
-    bound_of,
-    exact_groups,
-    fewest_is_known,
-    kinds_of_groups,
-    round_robin,
-)
+from plait.grouping.exact import MOST_KINDS, bound_of, exact_groups, fewest_is_known, kinds_of_groups, round_robin
 from plait.grouping.times import ORDERS, Order
 
 

@@ -18,16 +18,8 @@ from plait.grouping import kernels
 from plait.grouping.bucket import Candidates, ClassedBucket, GroupingOptions
 from plait.grouping.completion import NO_LAW, SCRATCH, WorthLine, group_worth
 from plait.grouping.group import group
-from plait.grouping.interference import (
-    MEASURED_INTERFERENCE,
-    REPORT,
-    PairCosts,
-    PairReports,
-    scheduled_s,
-)
-from plait.grouping.interference import (
-    SharingTraits as Job,
-)
+from plait.grouping.interference import MEASURED_INTERFERENCE, REPORT, PairCosts, PairReports, scheduled_s
+from plait.grouping.interference import SharingTraits as Job
 from plait.grouping.times import together_s
 from plait.policies.by_completion import room_for_paces
 from plait.sim.measured_pairs import MeasuredPairs

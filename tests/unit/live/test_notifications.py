@@ -28,25 +28,13 @@ from live_cases import Cluster, Node
 from plait.control.messages import JobCancelled
 from plait.core.errors import InputError
 from plait.live.protocol.requests import EVENTS
-from plait.live.service.notifications import (
-    _EVENTS,
-    GIVE_UP_S,
-    KEEP_S,
-    Follower,
-    Notice,
-    NotificationChannel,
-    Refused,
-    Undeliverable,
-    mail,
-    post,
-    read_channels,
-    run_command,
-    start_followers,
-)
+from plait.live.service import notifications
 from plait.live.store import StoreError
 
 Make = Callable[..., Cluster]
-NOTICE = Notice("7-j-3", "failed", "j-3", "net", "ann", "vision", "2026-11-27T08:00:00+00:00", "boom", "j-3 of ann")
+NOTICE = notifications.Notice(
+    "7-j-3", "failed", "j-3", "net", "ann", "vision", "2026-11-27T08:00:00+00:00", "boom", "j-3 of ann"
+)
 
 
 @dataclass
@@ -54,7 +42,7 @@ class World:
     """A cluster, and followers of its log by an inbox; waiting moves the clock."""
 
     cluster: Cluster
-    inbox: list[Notice] = field(default_factory=list)
+    inbox: list[notifications.Notice] = field(default_factory=list)
     #: Tries that fail before one succeeds.
     failures: int = 0
     tries: int = 0
@@ -69,27 +57,27 @@ class World:
         self.cluster.now += timeout
         return self.ends
 
-    def send(self, notice: Notice) -> None:
+    def send(self, notice: notifications.Notice) -> None:
         self.tries += 1
         if self.failures:
             self.failures -= 1
-            raise Undeliverable("it answered 500")
+            raise notifications.Undeliverable("it answered 500")
         self.inbox.append(notice)
 
     def give_up(self, channel: str, job: int, event: str, why: str) -> None:
         self.cluster.engine.undelivered(channel, job, event, why, self.cluster.now)
 
-    def deliver(self, follower: Follower) -> None:
+    def deliver(self, follower: notifications.Follower) -> None:
         """Follow until nothing is late."""
         follower.follow()
         while math.isfinite(pause_s := follower.next_try_s()):
             self.wait(pause_s)
             follower.follow()
 
-    def follower(self, **choice: Any) -> Follower:
+    def follower(self, **choice: Any) -> notifications.Follower:
         """A follower as a service that starts has it."""
-        channel = NotificationChannel("mail", self.send, **{"events": EVENTS, **choice})
-        made = Follower(channel, self.cluster.store, lambda: self.cluster.now, self.give_up, self)
+        channel = notifications.NotificationChannel("mail", self.send, **{"events": EVENTS, **choice})
+        made = notifications.Follower(channel, self.cluster.store, lambda: self.cluster.now, self.give_up, self)
         made.follow()
         return made
 
@@ -226,7 +214,7 @@ def test_a_notification_that_never_arrives_is_given_up_with_an_entry_in_the_log(
     assert [(one["job"], one["event"], one["why"]) for one in given_up] == [
         (job, "started", "it answered 500"), (other, "started", "it answered 500"),
     ]  # fmt: skip
-    assert GIVE_UP_S <= c.now - began < 1.1 * GIVE_UP_S  # with what waited behind it
+    assert notifications.GIVE_UP_S <= c.now - began < 1.1 * notifications.GIVE_UP_S  # with what waited behind it
     assert max(world.pauses) == 300.0
     world.failures = 0
     world.deliver(follower)
@@ -235,7 +223,10 @@ def test_a_notification_that_never_arrives_is_given_up_with_an_entry_in_the_log(
 
 @pytest.mark.parametrize(
     ("error", "why"),
-    [(Refused("it answered 404"), "it answered 404"), (ValueError("http://host/secret"), "not sent: ValueError")],
+    [
+        (notifications.Refused("it answered 404"), "it answered 404"),
+        (ValueError("http://host/secret"), "not sent: ValueError"),
+    ],
 )
 def test_a_notification_that_cannot_arrive_delays_no_other_one(
     cluster: Make, monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
@@ -246,12 +237,12 @@ def test_a_notification_that_cannot_arrive_delays_no_other_one(
     c.pass_s(2.0)
     send = world.send
 
-    def refusing(notice: Notice) -> None:
+    def refusing(notice: notifications.Notice) -> None:
         if notice.job == f"j-{job}":
             raise error
         send(notice)
 
-    follower.channel = NotificationChannel("mail", refusing, ("started",))
+    follower.channel = notifications.NotificationChannel("mail", refusing, ("started",))
     follower.follow()
     assert world.pauses == []
     assert world.sent == [(f"j-{other}", "started")]
@@ -264,7 +255,7 @@ def test_an_entry_that_cannot_be_understood_delays_no_later_one(cluster: Make, m
 
     world = World(cluster())
     c, follower = world.cluster, world.follower()
-    monkeypatch.setitem(_EVENTS, "AttemptBegan", broken)
+    monkeypatch.setitem(notifications._EVENTS, "AttemptBegan", broken)
     (job,) = c.submit({})
     c.pass_s(2.0)
     end(c, job)
@@ -296,12 +287,12 @@ def test_a_restart_sends_nothing_twice_and_loses_nothing_silently(cluster: Make,
     (job,) = c.submit({})
     c.pass_s(2.0)
 
-    def die(notice: Notice) -> None:
+    def die(notice: notifications.Notice) -> None:
         world.inbox.append(notice)
         raise Died
 
     if dies == "while sending":
-        follower.channel = NotificationChannel("mail", die, ("started",))
+        follower.channel = notifications.NotificationChannel("mail", die, ("started",))
         with pytest.raises(Died):
             follower.follow()
     elif dies == "between tries":
@@ -354,7 +345,7 @@ def test_a_changed_choice_tells_nothing_of_what_was_passed(cluster: Make, ends: 
         world.ends = True
         follower.run()
     else:
-        c.now += KEEP_S
+        c.now += notifications.KEEP_S
         follower.follow()
     c.restart()
     world.follower(events=EVENTS).follow()
@@ -370,12 +361,12 @@ def test_a_changed_choice_skips_none_of_an_entry_that_is_half_sent(cluster: Make
     c.pass_s(2.0)
     send = world.send
 
-    def fail_for_ann(notice: Notice) -> None:
+    def fail_for_ann(notice: notifications.Notice) -> None:
         if notice.user == "ann":
             world.failures, world.ends = 1, True
         send(notice)
 
-    follower.channel = NotificationChannel("mail", fail_for_ann, ("cancelled",))
+    follower.channel = notifications.NotificationChannel("mail", fail_for_ann, ("cancelled",))
     follower.follow()
     world.ends = False
     assert world.sent == [(f"j-{first}", "cancelled")]
@@ -386,11 +377,11 @@ def test_a_changed_choice_skips_none_of_an_entry_that_is_half_sent(cluster: Make
 
 def test_a_channel_that_comes_back_tells_nothing_of_the_time_without_it(cluster: Make) -> None:
     world = World(cluster())
-    c, channel = world.cluster, NotificationChannel("mail", world.send, EVENTS)
+    c, channel = world.cluster, notifications.NotificationChannel("mail", world.send, EVENTS)
 
-    def serve(*channels: NotificationChannel) -> None:
+    def serve(*channels: notifications.NotificationChannel) -> None:
         world.ends = True  # the threads end at once
-        for thread in start_followers(channels, c.store, lambda: c.now, world.give_up, world):
+        for thread in notifications.start_followers(channels, c.store, lambda: c.now, world.give_up, world):
             thread.join()
 
     serve(channel)
@@ -454,16 +445,18 @@ def test_a_webhook_gets_json_and_only_a_success_counts(code: int) -> None:
     with served(HTTPServer(("127.0.0.1", 0), Handler)) as server:
         url = f"http://127.0.0.1:{server.server_port}/secret"
         if code == 204:
-            post(url, NOTICE)
+            notifications.post(url, NOTICE)
         else:
-            with pytest.raises(Undeliverable, match=f"^it answered {code} {HTTPStatus(code).phrase}$") as failed:
-                post(url, NOTICE)
-            assert isinstance(failed.value, Refused) == (code == 404)
+            with pytest.raises(
+                notifications.Undeliverable, match=f"^it answered {code} {HTTPStatus(code).phrase}$"
+            ) as failed:
+                notifications.post(url, NOTICE)
+            assert isinstance(failed.value, notifications.Refused) == (code == 404)
     ((kind, body),) = bodies
     assert kind == "application/json"
-    assert msgspec.json.decode(body, type=Notice) == NOTICE
-    with pytest.raises(Undeliverable, match="ConnectError") as refused:
-        post(url, NOTICE)
+    assert msgspec.json.decode(body, type=notifications.Notice) == NOTICE
+    with pytest.raises(notifications.Undeliverable, match="ConnectError") as refused:
+        notifications.post(url, NOTICE)
     assert "secret" not in str(refused.value)
 
 
@@ -489,40 +482,40 @@ def test_a_mail_goes_to_the_user_of_the_job(code: int) -> None:
     with served(socketserver.TCPServer(("127.0.0.1", 0), Handler)) as server:
         url = f"smtp://127.0.0.1:{server.server_address[1]}"
         if code != 250:
-            with pytest.raises(Undeliverable, match=str(code)) as failed:
-                mail(url, "plait@lab.example", "{user}@lab.example", NOTICE)
-            assert isinstance(failed.value, Refused) == (code == 550)
+            with pytest.raises(notifications.Undeliverable, match=str(code)) as failed:
+                notifications.mail(url, "plait@lab.example", "{user}@lab.example", NOTICE)
+            assert isinstance(failed.value, notifications.Refused) == (code == 550)
             return
-        mail(url, "plait@lab.example", "{user}@lab.example", NOTICE)
+        notifications.mail(url, "plait@lab.example", "{user}@lab.example", NOTICE)
     assert "To: ann@lab.example" in lines
     assert "Subject: [plait] j-3 net failed" in lines
     assert "plait logs j-3" in lines
-    with pytest.raises(Undeliverable, match="Connection refused"):
-        mail(url, "plait@lab.example", "{user}@lab.example", NOTICE)
+    with pytest.raises(notifications.Undeliverable, match="Connection refused"):
+        notifications.mail(url, "plait@lab.example", "{user}@lab.example", NOTICE)
 
 
 def test_a_command_gets_the_notification_and_its_error_is_the_cause(tmp_path: Path) -> None:
     file = tmp_path / "got"
     code = f"import os, sys; open({str(file)!r}, 'w').write(sys.stdin.read() + os.environ['PLAIT_EVENT'])"
-    run_command([sys.executable, "-c", code], NOTICE)
+    notifications.run_command([sys.executable, "-c", code], NOTICE)
     assert file.read_text() == msgspec.json.encode(NOTICE).decode() + "failed"
-    with pytest.raises(Undeliverable, match="exit code 1: no such pager"):
-        run_command([sys.executable, "-c", "import sys; sys.exit('no such pager')"], NOTICE)
-    with pytest.raises(Undeliverable, match=r"^FileNotFoundError: No such file or directory$"):
-        run_command(["/no/such/secret"], NOTICE)
+    with pytest.raises(notifications.Undeliverable, match="exit code 1: no such pager"):
+        notifications.run_command([sys.executable, "-c", "import sys; sys.exit('no such pager')"], NOTICE)
+    with pytest.raises(notifications.Undeliverable, match=r"^FileNotFoundError: No such file or directory$"):
+        notifications.run_command(["/no/such/secret"], NOTICE)
 
 
 def test_processes_that_a_command_leaves_in_the_background_are_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "pid"
-    run_command(["sh", "-c", f"sleep 600 & echo $! > {file}"], NOTICE)
+    notifications.run_command(["sh", "-c", f"sleep 600 & echo $! > {file}"], NOTICE)
     os.kill(int(file.read_text()), signal.SIGKILL)  # fails unless it runs
     file.unlink()
     monkeypatch.setattr("plait.live.service.notifications.TRY_S", 0.3)
     while not file.exists() or not file.read_text():
-        with pytest.raises(Undeliverable, match=r"^no end within 0\.3 s$"):
-            run_command(["sh", "-c", f": secret; sleep 600 & echo $! > {file}; wait"], NOTICE)
+        with pytest.raises(notifications.Undeliverable, match=r"^no end within 0\.3 s$"):
+            notifications.run_command(["sh", "-c", f": secret; sleep 600 & echo $! > {file}; wait"], NOTICE)
     command_line = Path("/proc", file.read_text().strip(), "cmdline")
     while command_line.exists() and command_line.read_bytes():  # a process that was ended has none
         time.sleep(0.01)
@@ -561,7 +554,7 @@ command = ["page", "--now"]
 def test_the_file_of_channels_is_read(tmp_path: Path) -> None:
     path = tmp_path / "notify.toml"
     path.write_text(FILE)
-    chat, mailed, pager = read_channels(path)
+    chat, mailed, pager = notifications.read_channels(path)
     assert (chat.name, chat.events, chat.projects, chat.named) == ("chat", ("failed",), ("vision",), False)
     assert mailed.named
     assert pager.events == ("finished", "failed", "hung", "time-limit")
@@ -588,17 +581,17 @@ def test_an_invalid_file_is_refused_with_file_channel_and_field(tmp_path: Path, 
     path = tmp_path / "notify.toml"
     path.write_text(text)
     with pytest.raises(InputError, match=re.escape(words)) as refused:
-        read_channels(path)
+        notifications.read_channels(path)
     assert str(refused.value).startswith(f"{path}: ")
 
 
-def without_ann(world: World) -> tuple[Callable[[Notice], None], set[str]]:
+def without_ann(world: World) -> tuple[Callable[[notifications.Notice], None], set[str]]:
     """What sends to all users but those that are away, and these, at first ann alone."""
     send, away = world.send, {"ann"}
 
-    def not_to(notice: Notice) -> None:
+    def not_to(notice: notifications.Notice) -> None:
         if notice.user in away:
-            raise Undeliverable("exit code 1: no such mailbox")
+            raise notifications.Undeliverable("exit code 1: no such mailbox")
         send(notice)
 
     return not_to, away
@@ -612,13 +605,13 @@ def test_what_cannot_reach_one_user_delays_no_other_one(cluster: Make, restarts:
     c.pass_s(2.0)
     not_to_ann, away = without_ann(world)
 
-    def served() -> Follower:
+    def served() -> notifications.Follower:
         made = world.follower(events=("started", "finished")) if restarts else follower
-        made.channel = NotificationChannel("mail", not_to_ann, ("started", "finished"))
+        made.channel = notifications.NotificationChannel("mail", not_to_ann, ("started", "finished"))
         made.follow()
         return made
 
-    follower.channel = NotificationChannel("mail", not_to_ann, ("started", "finished"))
+    follower.channel = notifications.NotificationChannel("mail", not_to_ann, ("started", "finished"))
     follower.follow()
     end(c, first)
     end(c, second)
@@ -640,10 +633,10 @@ def test_a_user_who_cannot_be_reached_has_one_try_at_a_time(cluster: Make, old: 
     c, follower = world.cluster, world.follower(events=("started",))
     jobs = c.submit(*[{}] * 5)
     c.pass_s(2.0)
-    c.now += GIVE_UP_S * old
+    c.now += notifications.GIVE_UP_S * old
     follower.follow()
     assert (world.tries, len(world.undelivered())) == (1, int(old))
-    c.now += GIVE_UP_S * (not old) + 1.0
+    c.now += notifications.GIVE_UP_S * (not old) + 1.0
     follower.follow()
     assert (world.tries, [one["job"] for one in world.undelivered()]) == (2, jobs)
     assert follower.next_try_s() == math.inf
@@ -658,18 +651,18 @@ def test_a_service_that_ends_waits_for_one_try_at_most(cluster: Make, caplog: py
     c.pass_s(2.0)
     send = world.send
 
-    def and_end(notice: Notice) -> None:
+    def and_end(notice: notifications.Notice) -> None:
         world.ends = True
         send(notice)
 
-    follower.channel = NotificationChannel("mail", and_end, ("started",))
+    follower.channel = notifications.NotificationChannel("mail", and_end, ("started",))
     for tries in (1, 2):  # of the log
         follower.follow()
         assert world.tries == tries
         world.ends = False
     follower.follow()
     world.ends, world.failures = False, 10
-    c.now += GIVE_UP_S
+    c.now += notifications.GIVE_UP_S
     follower.follow()
     assert world.tries == 4  # of two that are late
     assert "a notification is late" in caplog.text  # or nobody would know of it for an hour
@@ -687,7 +680,7 @@ def test_late_notifications_of_one_user_are_bounded(cluster: Make, monkeypatch: 
     c.pass_s(2.0)
     not_to_ann, away = without_ann(world)
 
-    follower.channel = NotificationChannel("mail", not_to_ann, ("started",))
+    follower.channel = notifications.NotificationChannel("mail", not_to_ann, ("started",))
     follower.follow()
     assert world.sent == [(f"j-{job}", "started") for job in others]
     assert [(one["job"], one["why"]) for one in world.undelivered()] == [

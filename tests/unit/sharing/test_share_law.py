@@ -11,17 +11,7 @@ from tests.sharing_cases import Bench
 
 from plait.sharing.coordinator import CODEC
 from plait.sharing.directive import Reached, Sharer, StepStats
-from plait.sharing.share_law import (
-    HANGS_S,
-    LEAST_CAP,
-    OBEY_S,
-    RAMP,
-    UNHEARD_S,
-    decided,
-    described,
-    divided,
-    shares,
-)
+from plait.sharing.share_law import HANGS_S, LEAST_CAP, OBEY_S, RAMP, UNHEARD_S, decided, described, divided, shares
 from plait.sharing.share_state import RETRY_S, Guests, ShareState
 
 STEP_S, TICK_S = 0.2, 0.1

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from gate_process import until
 
 from plait.core.errors import InputError
 from plait.core.resources import Resource
@@ -47,13 +48,6 @@ def forked():
             os.waitpid(pid, 0)
         except (ProcessLookupError, ChildProcessError):
             pass
-
-
-def until(done: Callable[[], object]) -> None:
-    end_s = time.monotonic() + 30
-    while not done():
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
 
 
 def test_kernels_of_several_processes_never_overlap(forked, tmp_path):

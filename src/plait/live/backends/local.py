@@ -27,16 +27,7 @@ from plait.core.errors import InputError
 from plait.core.resources import CPU_KIND
 from plait.core.words import counted
 from plait.live.agent.monitor import Gpu, Nvml, cores
-from plait.live.backends.base import (
-    COMING,
-    PENDING,
-    STOP_GRACE_S,
-    UP,
-    AllocationLimits,
-    BackendNode,
-    Fitting,
-    Held,
-)
+from plait.live.backends.base import COMING, PENDING, STOP_GRACE_S, UP, AllocationLimits, BackendNode, Fitting, Held
 from plait.live.backends.host import AgentHost
 from plait.live.client.transport import Refused
 from plait.live.layout import Layout
