@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,21 +73,8 @@ class Outcome:
     difference: LogDifference | None = None
     foretold: Fidelity | None = None
 
-    @property
-    def jct_s(self) -> Any:
-        """Seconds from submission to end."""
-        return np.array([job.jct_s for job in self.jobs])
 
-    @property
-    def restarts(self) -> int:
-        """Of all jobs."""
-        return sum(len(sizes) - 1 for sizes in self.sizes)
-
-
-def serve(
-    home: Path, trainings: Sequence[Paced], policy: str, *, slots: int = 8, interval_s: float = 3.0,
-    deadline_s: float = 600.0, say: Callable[[str], None] = lambda line: None,
-) -> Outcome:  # fmt: skip
+def serve(home: Path, trainings: Sequence[Paced], policy: str, *, slots: int, interval_s: float) -> Outcome:
     """All of them through a real cluster to their end."""
     out = home.parent / f"{home.name}-out"
     out.mkdir(parents=True)
@@ -99,18 +86,14 @@ def serve(
         with cluster.client() as client:
             while left or any(client.job(name).state not in ("finished", "failed") for name in order):
                 now = time.monotonic() - begin
-                assert now < deadline_s, [client.job(name) for name in order]
+                assert now < 600.0, [client.job(name) for name in order]
                 while left and left[0].at_s <= now:
                     (answer,) = client.submit([left.pop(0).request(out, interval_s)])
                     order.append(answer.id)
-                seen = []
                 for i, name in enumerate(order):
                     job = client.job(name)
-                    batch = 0.0 if job.adaptive is None else job.adaptive.batch_size or 0.0
-                    if batch:
-                        result.batches[i].add(batch)
-                    seen.append(f"{job.state[:4]} {job.gpus} {batch:.0f}")
-                say(f"{now:6.1f} s  " + "  ".join(seen))
+                    if job.adaptive is not None and job.adaptive.batch_size:
+                        result.batches[i].add(job.adaptive.batch_size)
                 cluster.maintain()
                 time.sleep(0.5)
             result.jobs = [client.job(name) for name in order]

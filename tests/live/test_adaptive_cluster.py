@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -103,6 +105,37 @@ def test_nodes_come_and_go_as_the_policy_values_jobs_and_no_sample_is_lost(
         assert costs.total.cost == pytest.approx(2 * costs.total.gpu_h, rel=1e-3)
     *whole, _ = samples_of(out, 0).values()
     assert all(len(samples) == SAMPLES and set(samples.values()) == {1} for samples in whole)
+
+
+def test_a_training_takes_another_plan_on_more_slots_and_learns_as_with_a_fixed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 20 GB a slot states take 16 with one rank, which leaves room for a third of the batch at a time."""
+    monkeypatch.setenv("PYTHONPATH", str(TESTS / "contract"))
+    script, fixed = TESTS / "unit/training/scripts/planned_resize.py", {"initial": 24, "most": 24, "accumulation": True}
+    files = [tmp_path / f"{name}.jsonl" for name in ("fixed", "planned")]
+    common = {"workdir": str(tmp_path), "profile": {"gpu": 1.0}, "min_gpus": 1, "env": {"PACE_S": "4"}}
+    batches = (fixed, fixed | {"parameters": 10**9, "example_bytes": 5 * 10**8})
+    jobs = [
+        common | {"command": [sys.executable, str(script), str(file), "0"], "batch": batch, "max_gpus": most}
+        for most, file, batch in zip((1, 2), files, batches, strict=True)
+    ]
+    options = {"policy": "resizing:Resizing", "round": 0.5, "estimates": 1}
+    world = Cluster(tmp_path / "home", nodes=1, slots=2, options=options, slot_memory_gb=20.0)
+    with world as cluster, cluster.client() as client:
+        alone, name = (row.id for row in client.submit(jobs))
+        keep_until(cluster, lambda c: any(e["goodput"][0][0] for e in events(c, "GoodputReported") if e["jobs"] == [1]))
+        Path(f"{files[0]}.hurry").touch()
+        keep_until(cluster, lambda c: c.job(alone).state == "finished" and c.job(name).gpus == 2)
+        Path(f"{files[1]}.hurry").touch()
+        keep_until(cluster, lambda c: c.job(name).state == "finished")
+        plans = [event["limits"] for event in events(client, "AttemptBegan") if event.get("limits")]
+    assert plans[0] != plans[1]
+    alike, made = ([json.loads(line) for line in file.read_text().splitlines()] for file in files)
+    assert {tuple(row[:2]) for row in made} == {(i + 1, plan["zero_stage"]) for i, plan in enumerate(plans)}
+    assert {row[4] for row in made if row[0] == 1} == {2}
+    assert [len(plans), len(made), plans[0]["most_local"]] == [2, 20, 8]
+    assert [row[5] for row in made] == pytest.approx([row[5] for row in alike], rel=1e-4)
 
 
 @pytest.mark.slow

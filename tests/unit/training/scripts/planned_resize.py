@@ -1,6 +1,7 @@
 """A model whose execution plan changes with its ranks; planned_resize.py OUT STEPS, PLAIT_BATCH has the plan's stage.
 
-After STEPS steps of this attempt the job is asked to stop; 0: never. After each step rank 0 appends a line to OUT:
+After STEPS steps of this attempt the job is asked to stop; 0: never. With PACE_S steps take so long, until there is a
+file OUT.hurry. After each step rank 0 appends a line to OUT:
 ranks, stage, its bytes of parameters and of optimizer states, accumulated passes, and the mean loss; at the end it
 writes the weights next to it.
 """
@@ -9,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -50,6 +52,7 @@ for _ in job.epochs(2):
             with open(out, "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
         loader.decisions.fitter.wait()
+        time.sleep(0.0 if os.path.exists(f"{out}.hurry") else float(os.environ.get("PACE_S", "0")))
         made += 1
         if made == steps:
             os.kill(os.getpid(), signal.SIGTERM)
