@@ -487,7 +487,8 @@ class Naive:
             **{name: state(name) for name in REMEMBERED},
             # all save at a stop request, which then loses less than any patience
             "checkpoints": np.full(len(jobs), int(Checkpoints.ON_STOP)),
-            **{name: np.zeros(len(jobs)) for name in ("saved_run_s", "restart_s")},
+            "saved_run_s": np.zeros(len(jobs)),
+            "restart_s": np.full(len(jobs), (self.rules.save_ms + self.rules.restore_ms) / 1e3 or math.nan),  # unknown
             "running_group": np.array([self.last_group.get(j.number, -1) for j in jobs], dtype=np.int64),
             "attained_base_gpu_s": state("promoted_at_service") / 1e3,
             "run_base_s": state("promoted_at_held") / 1e3,

@@ -236,7 +236,7 @@ def best_group(lead: int, fixed: int, pooled: int, price: float, line: WorthLine
     """Write the best group of `lead` into row 2 of `scratch`; its size.
 
     It has the first `fixed` entries of the pool (row 4) and the best subset of the others up to `pooled`. Each of these
-    costs what it would be worth above `price`, on GPUs of its own.
+    costs what it would be worth above `price`, on GPUs of its own; where it runs on others now, these.
     """
     classes, trial, best, pick, pool = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
     most, base, after = line.shape[1], 1 + fixed, 3 * line.shape[0]
@@ -272,7 +272,10 @@ def best_group(lead: int, fixed: int, pooled: int, price: float, line: WorthLine
         got = together_worth(row, jobs, line, classes)
         if got >= 0.0:
             for i in range(base, jobs):
-                got -= max(0.0, line.worth[trial[i], V] - price)
+                own_v = line.worth[trial[i], V]
+                if line.about[trial[i], RUNS] != line.about[lead, RUNS]:
+                    own_v += line.worth[trial[i], STAY]
+                got -= max(0.0, own_v - price)
             if got > top + GAIN * abs(top):
                 top, size = got, jobs
                 for i in range(base, size):

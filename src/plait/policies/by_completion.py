@@ -62,6 +62,9 @@ from plait.sharing.memory_law import CONTEXT_BYTES
 
 #: Cost of a restart without a measurement, seconds.
 UNKNOWN_RESTART_S = 60.0
+#: A running job is worth more where it is by `ERROR`, since no profile is exact, and by its restart over the part
+#: `EARNS` of the time since its start: plans change with each arrival, so a move seldom earns for longer.
+ERROR, EARNS = 0.05, 0.2
 #: A trial next to another job lasts so many seconds at most.
 TRIAL_S = 120.0
 #: Rounds of exchanging and picking again at most.
@@ -97,7 +100,8 @@ class ByCompletion:
     learn          expect what reports say of pairs of models instead (`grouping.interference`)
     future         jobs that arrive for each that waits, while the queue lasts
     guests         so many jobs of a group may be guests of another one of it instead of taking turns; 0: none
-    horizon_s      a move of a running job has to earn its restart within this time, seconds
+    horizon_s      a move of a running job has to earn its restart within this time, seconds, and within `EARNS` times
+                   the time since the job started
 
     Jobs that may not be stopped (`View.keeps`) stay on their GPUs, and others join them there. Jobs without a measured
     profile run alone. Memory of GPUs and nodes and declared cores are limits of a group.
@@ -203,7 +207,10 @@ class ByCompletion:
         if self.guests:  # how soon a guest gives way is known of models that are named
             about[:, PLAIN] = (jobs.checkpoints[order] == int(Checkpoints.NEVER)) & (jobs.kinds[order, 2] == 0)
         restart_s = np.nan_to_num(jobs.restart_s[order], nan=UNKNOWN_RESTART_S)
-        stay = np.where(about[:, RUNS] >= 0, values * restart_s / self.horizon_s, 0.0)
+        earns_s = np.clip(
+            EARNS * (view.now_s - jobs.last_start_s[order]), np.maximum(restart_s, CLOCK_S), self.horizon_s
+        )
+        stay = np.where(about[:, RUNS] >= 0, values * (ERROR + restart_s / earns_s), 0.0)
         return WorthLine(about, np.column_stack([values, stay]), rows, *packed, law, np.zeros((5, 5)), *known)
 
 

@@ -267,7 +267,9 @@ def test_a_lead_gets_the_best_of_all_companions(guests):
 
         def score(chosen, price=price, fresh=fresh):
             worth = group_worth(np.array(chosen), len(chosen), fresh, np.zeros(kernels.SCRATCH, dtype=np.int64))
-            return worth - sum(max(0.0, fresh.worth[rank, kernels.V] - price) for rank in chosen[1:])
+            elsewhere = fresh.about[:, kernels.RUNS] != fresh.about[0, kernels.RUNS]
+            own = fresh.worth[:, kernels.V] + np.where(elsewhere, fresh.worth[:, kernels.STAY], 0.0)
+            return worth - sum(max(0.0, own[rank] - price) for rank in chosen[1:])
 
         best = max(score((0, *more)) for k in range(4) for more in itertools.combinations(range(1, 9), k))
         assert score(tuple(scratch[2, :size].tolist())) == pytest.approx(best, rel=1e-8)

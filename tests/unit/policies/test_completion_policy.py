@@ -220,6 +220,21 @@ def test_running_groups_may_exceed_the_limit_of_another_policy(policy):
         assert sizes == [4, 4] if now_s == 5.0 else len(sizes) == 2 and max(sizes) <= most
 
 
+@pytest.mark.parametrize("guests", [0, 2])
+def test_profiles_that_are_measured_again_stop_no_job_that_has_just_started(guests):
+    """They differ by up to 4 % each time, which changes the value of each group; nothing else changes."""
+    draw, jobs = np.random.default_rng(0), [job(i, profile=(CPU, GPU, STORAGE)[i % 3]) for i in range(10)]
+    controller = Controller(make_policy(f"plait:knows=predicted,guests={guests}"), Cluster.parse("1x2"))
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of(jobs)))
+    controller.handle(ReplanDue(0.0))
+    stage_s = np.array([one.profile.stage_s for one in jobs if one.profile])
+    for at_s in range(2, 40, 2):
+        seen = stage_s * draw.uniform(0.96, 1.04, size=stage_s.shape)
+        controller.handle(JobProfiled(float(at_s), np.arange(10), np.ones(10), seen))
+        stops = [one for one in controller.handle(ReplanDue(float(at_s))) if isinstance(one, Stop)]
+        assert not stops, f"at {at_s} s"
+
+
 def runs_of(jobs: Sequence[JobSpec], policy: str) -> list[list[tuple[float, float]]]:
     """When each job ran on one GPU: from and until, seconds."""
     at_s: list[list[float]] = [[] for _ in jobs]
