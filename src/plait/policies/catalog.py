@@ -306,6 +306,8 @@ def _muri(name: str, **options: Any) -> Composed:
 
 #: A job that waited for a week goes before all others.
 BOUND_S = 604_800.0
+#: A job that waited so many times its own length does, too.
+WAIT_LENGTHS = 8.0
 #: Guests of a host at most: a third one hardly adds anything.
 GUESTS = 2
 
@@ -324,6 +326,7 @@ def _plait(
     parts = {
         "group": ByCompletion(**{"guests": GUESTS, **values}) if group else None,
         "reserve_after_s": bound_s,
+        "wait_lengths": WAIT_LENGTHS,
         "upgrade": ToFasterKinds(_speeds("plait", speeds)),
     }
     if knows != "exact":  # a job taken for a long one would go back to the end of the line at once
@@ -440,6 +443,8 @@ _PLAIT = {
     **{option: _COMPOSED[option] for option in ("min_run_s", "seed", *_URGENCY)},
     "bound_s": seconds("a job that waited this long goes before all others, seconds", infinite=True,
                        fit=Range(86_400, 2_592_000, "log", also=("inf",))),
+    "wait_lengths": number("a job that waited so many times its own length goes before others, after 10 minutes at "
+                           "the earliest", over=True, infinite=True, fit=Range(1.0, 64.0, "log", also=("inf",))),
     "group": switch("jobs share GPUs", fit=True),
     "knows": _KNOWS,
     "max_jobs": _INTERLEAVE["max_jobs"],

@@ -81,6 +81,9 @@ by_attained_service = OrderKey(keys.ATTAINED)
 #: Without it two jobs of equal slack would stop each other all the time: only the slack of the waiting one shrinks.
 SWAP_S = 300.0
 
+#: No job is short enough to go before others after a shorter wait than this one, seconds.
+LEAST_WAIT_S = 600.0
+
 #: Shares of past use are compared so often in a half-life, and after so many seconds at the earliest.
 FAIR_LOOKS, LEAST_FAIR_S = 256, 60.0
 
@@ -176,7 +179,8 @@ class Ranking:
     `keys` are compared from first to last. `levels` is each job's queue. `promoted` lists rows that start
     again from zero. `running_s` and `waiting_s`: seconds each job can run, or wait, before its place changes.
     `due` marks running jobs that would be promoted as soon as they had to wait: where a plan would stop some of them,
-    `promoting(rows)` is the ranking with these promoted instead.
+    `promoting(rows)` is the ranking with these promoted instead. `length_s`: seconds that each job takes alone in all,
+    as far as the order knows.
     """
 
     keys: tuple[FloatArray | IntArray | BoolArray, ...]
@@ -186,6 +190,7 @@ class Ranking:
     waiting_s: FloatArray | None = None
     due: BoolArray | None = None
     promoting: Callable[[IntArray], Ranking] | None = None
+    length_s: FloatArray | None = None
 
     def changes_in_s(self, runs: BoolArray) -> float:
         """Seconds until the order changes by itself if exactly these rows run."""
@@ -215,6 +220,8 @@ class Composed:
     strict         whether the first job that does not fit blocks all after it (head of line)
     reserve_after_s  a job that waited this long becomes strict, so that narrow jobs cannot starve it; with `preempt` it
                    also goes before all others, and of such jobs the one that has waited the longest
+    wait_lengths   a job that waited so many times its own length in all, and `LEAST_WAIT_S`, goes before the others of
+                   its class, too, until it ends or turns out to be longer; for orders that state lengths
     due_run_s      a job that started after `reserve_after_s` stays first until it ran this long, seconds
     quantum_s      how often to decide while jobs wait, for orders that change continuously
     min_run_s      a started job is not preempted before it ran this long
@@ -231,6 +238,7 @@ class Composed:
     preempt: bool = True
     strict: bool = False
     reserve_after_s: float = math.inf
+    wait_lengths: float = math.inf
     due_run_s: float = 0.0
     quantum_s: float = math.inf
     min_run_s: float = 0.0
@@ -241,6 +249,8 @@ class Composed:
     def __post_init__(self) -> None:
         if not self.quantum_s > 0:
             raise InputError(f"policy {self.name}: quantum_s must be > 0 seconds, got {self.quantum_s}")
+        if not self.wait_lengths > 0:
+            raise InputError(f"policy {self.name}: wait_lengths must be > 0, got {self.wait_lengths}")
         if self.min_run_s < 0 or self.reserve_after_s < 0 or self.due_run_s < 0:
             raise InputError(f"policy {self.name}: min_run_s, reserve_after_s and due_run_s must be >= 0 seconds")
         if self.group is not None and (self.strict or not self.preempt):
@@ -286,8 +296,8 @@ class Composed:
     def ranked(self, view: View) -> IntArray:
         """The rows of the view in the order of the next decision, without placing any."""
         ranking = self.order(view)
-        keys = ranking.keys if isinstance(ranking, Ranking) else (ranking,)
-        return sort((*self.urgency(view.jobs)[0], *keys))
+        ranking = ranking if isinstance(ranking, Ranking) else Ranking((ranking,))
+        return sort(self._keys(view, ranking)[0])
 
     def decide(self, view: View) -> Plan:
         """Rank, protect, place."""
@@ -304,13 +314,25 @@ class Composed:
             plan = self._follow(view, ranking)
         return plan
 
+    def _keys(self, view: View, ranking: Ranking) -> tuple[tuple[FloatArray | IntArray | BoolArray, ...], float]:
+        """Keys of classes, of jobs that waited too long for their length, and of the order; until when they hold."""
+        jobs = view.jobs
+        urgent, changes_in_s = self.urgency(jobs)
+        until = view.now_s + changes_in_s
+        if ranking.length_s is None or not math.isfinite(self.wait_lengths):
+            return (*urgent, *ranking.keys), until
+        left_s = np.maximum(self.wait_lengths * ranking.length_s, LEAST_WAIT_S) - (jobs.age_s - jobs.run_s)
+        due = left_s <= CLOCK_S
+        # In the order in which they became due: otherwise jobs that become due later could go first without end.
+        since_s = np.where(due, np.where(jobs.running, -math.inf, left_s), 0.0)
+        until = min(until, _next(np.where(jobs.running, math.inf, view.now_s + left_s), view.now_s))
+        return (*urgent, ~due, since_s, *ranking.keys), until
+
     def _follow(self, view: View, ranking: Ranking) -> Plan:
         """The plan for a ranking."""
         jobs = view.jobs
-        until = view.now_s + self.quantum_s
-        urgent, changes_in_s = self.urgency(jobs)
-        until = min(until, view.now_s + changes_in_s)
-        keys: tuple[FloatArray | IntArray | BoolArray, ...] = (*urgent, *ranking.keys)
+        keys, until = self._keys(view, ranking)
+        until = min(until, view.now_s + self.quantum_s)
         strict: bool | BoolArray = self.strict
         if math.isfinite(self.reserve_after_s):
             due_s = jobs.pending_since_s + self.reserve_after_s

@@ -206,16 +206,18 @@ class ByListSchedule:
         if not self.alphas or not all(0 <= alpha <= 1 for alpha in self.alphas):
             raise InputError(f"alphas must be numbers from 0 to 1, got {self.alphas!r}")
 
-    def __call__(self, view: View) -> Ranking | FloatArray:
+    def __call__(self, view: View) -> Ranking:
         """The keys of the alpha whose list schedule has the smallest sum of completion times."""
         jobs = view.jobs
         unknown = self.unknown(jobs)
         if not unknown.any():
-            return self._keys(view, jobs.remaining_s, jobs.remaining_s)
+            keys = self._keys(view, jobs.remaining_s, jobs.remaining_s)
+            return Ranking((keys,), length_s=jobs.done_s + jobs.remaining_s)
         left = lives(jobs, alike=self.knows == "nothing")
         rank_s = np.where(unknown, kept(jobs, left.rank_s()), jobs.remaining_s)
         keys = self._keys(view, rank_s, np.where(unknown, left.mean_s(), jobs.remaining_s))
-        return Ranking((keys,), running_s=np.where(unknown, changes_in_s(left), np.inf))
+        length_s = jobs.done_s + np.where(unknown, left.quantile_s(0.5), jobs.remaining_s)
+        return Ranking((keys,), running_s=np.where(unknown, changes_in_s(left), np.inf), length_s=length_s)
 
     def unknown(self, jobs: JobTable) -> BoolArray:
         """Whether each job goes by its prediction."""

@@ -69,10 +69,10 @@ def test_a_job_wider_than_the_cluster_holds_up_no_list_schedule():
 def test_the_order_is_the_one_whose_list_schedule_ends_jobs_soonest():
     jobs = [job(i, int(gpus), float(seconds)) for i, (gpus, seconds) in enumerate(zip(GPUS, REMAINING_S, strict=True))]
     _, view = first(jobs, make_policy("fifo"), "2x8")
-    assert np.argsort(ByListSchedule()(view), kind="stable").tolist() == [4, 2, 1, 0, 3]
-    assert np.argsort(ByListSchedule((1.0,))(view), kind="stable").tolist() == [1, 2, 4, 3, 0]
+    assert np.argsort(ByListSchedule()(view).keys[0], kind="stable").tolist() == [4, 2, 1, 0, 3]
+    assert np.argsort(ByListSchedule((1.0,))(view).keys[0], kind="stable").tolist() == [1, 2, 4, 3, 0]
     _, view = first(jobs, make_policy("fifo"), "8x8")  # all fit: shortest service first
-    assert np.argsort(ByListSchedule()(view), kind="stable").tolist() == [1, 2, 4, 3, 0]
+    assert np.argsort(ByListSchedule()(view).keys[0], kind="stable").tolist() == [1, 2, 4, 3, 0]
     with pytest.raises(InputError, match="alphas must be numbers from 0 to 1"):
         ByListSchedule((2.0,))
 
@@ -282,6 +282,42 @@ def test_of_jobs_past_the_bound_the_one_that_waited_longest_goes_first():
     runs = runs_of(one_long_many_short(60, 60_000.0, 4000.0, 1000.0), "plait:knows=nothing,bound_s=2000")
     waits_s = [after[0] - before[1] for times in runs for before, after in pairwise(times)]
     assert max(waits_s) <= 2000.0 + 61 * 500.0
+
+
+def stream_and_wide(load: float, burst: int, gpus: int, work_s: float) -> JobBatch:
+    """A stream of plain jobs of 10 to 60 minutes for 16 h on four GPUs, and from 2 h on one that is wide."""
+    draw, at_s, jobs = np.random.default_rng(1), 0.0, list[JobSpec]()
+    while at_s < 57_600.0:
+        more = [job(len(jobs) + i, work_s=float(draw.integers(600, 3600))) for i in range(burst)]
+        jobs += [replace(one, submit_s=at_s) for one in more]
+        at_s += draw.uniform(0.7, 1.3) * 2100.0 / 4 / load * burst
+    jobs = sorted([*jobs, replace(job(len(jobs), gpus, work_s), submit_s=7200.0)], key=lambda spec: spec.submit_s)
+    return JobBatch.of(replace(spec, checkpoints=Checkpoints.NEVER) for spec in jobs)
+
+
+@pytest.mark.parametrize("knows", ["exact", "predicted", "nothing"])
+@pytest.mark.parametrize(
+    ("load", "burst", "gpus", "work_s", "error", "lengths"),
+    [
+        (0.9, 1, 4, 1800.0, 0.0, 4.0),
+        (1.1, 1, 4, 1800.0, 0.0, np.inf),
+        (1.1, 1, 4, 1800.0, 0.0, 2.0),
+        (1.0, 1, 3, 3600.0, 0.0, 4.0),
+        (1.0, 12, 4, 900.0, 0.0, 4.0),
+        (1.0, 1, 4, 1800.0, 0.9, 4.0),
+    ],
+)
+def test_a_wide_plain_job_waits_for_a_multiple_of_its_own_length(knows, load, burst, gpus, work_s, error, lengths):
+    """Narrow jobs never stop coming; the wide one goes after those that run or became due before.
+
+    Stated durations are wrong by the factor 1 + `error` at most; unknown ones are those of the other jobs.
+    """
+    jobs, policy = stream_and_wide(load, burst, gpus, work_s), f"plait:knows={knows},wait_lengths={lengths}"
+    world = replace(make_world("ideal"), profile_noise=error)
+    done, row = simulate(jobs, Cluster.parse("2x2"), make_policy(policy), world), int(np.argmax(jobs.gpus))
+    waited_s = float(done.controller.job_store.columns["first_start_s"][row]) - 7200.0
+    bound_s = lengths * (work_s * (1.0 + error) if knows == "exact" else 2400.0) + 2 * 3600.0
+    assert waited_s <= bound_s if np.isfinite(lengths) else waited_s > 8 * 3600.0
 
 
 @pytest.mark.parametrize(
