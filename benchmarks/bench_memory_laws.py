@@ -1,6 +1,6 @@
 """Goodput by the laws of switch memory beside that by packets, and how much faster the laws are.
 
-python benchmarks/bench_memory_laws.py            # 192 points, six minutes
+python benchmarks/bench_memory_laws.py            # 213 points, ten minutes
 python benchmarks/bench_memory_laws.py --quick    # three of each set
 """
 
@@ -18,11 +18,14 @@ from memory_laws import (
     GRID,
     MIXES,
     NARROW,
+    PHASES,
     PUBLISHED,
     RACKS,
+    SYSTEMS,
     Point,
     compared,
     exchanges,
+    phased,
 )
 
 from plait.network.fluid.exchanges import Adders, prepared
@@ -36,6 +39,8 @@ SETS = {
     "narrow": NARROW,
     "bursts": BURSTS,
     "crowds": CROWDS,
+    "systems": SYSTEMS,
+    "phases": PHASES,
     "mixes": MIXES,
     "fresh": FRESH,
 }
@@ -44,7 +49,8 @@ SETS = {
 def errors(name: str, points: tuple[Point, ...]) -> Figure:
     """The errors of the laws over one set of points, of every job; the points themselves go to standard error."""
     each: list[float] = []
-    for one in compared(points[:: max(1, len(points) // 3)] if QUICK else points):
+    some = points[:: max(1, len(points) // 3)] if QUICK else points
+    for one in (phased if points is PHASES else compared)(some):
         each += [100 * abs(error) for error in one.errors]
         low_high = [f"{min(rates) / 1e9:6.2f} to {max(rates) / 1e9:6.2f}" for rates in (one.packets, one.fluid)]
         print(

@@ -2,8 +2,9 @@
 
 Goodput of every job by `steady_rates`, corrected by `Measured`, and by the packet simulator, while all jobs exchange.
 `PUBLISHED` are the points of the specification, `GRID`, `NARROW` and `MIXES` others, on which the laws were found,
-`RACKS` those over narrow links of racks, `BURSTS` and `CROWDS` those that are measured, and `FRESH` points that were
-simulated for the first time when the laws stood. Start at `compared`.
+`RACKS` those over narrow links of racks, `BURSTS` and `CROWDS` those that are measured, `FRESH` points that were
+simulated for the first time when the laws stood, and `SYSTEMS` several systems on one network. Start at `compared`;
+`phased` compares iterations of jobs that compute between exchanges.
 """
 
 from __future__ import annotations
@@ -11,16 +12,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 import numpy as np
 
+from plait.core.arrays import FloatArray
 from plait.core.cluster import Cluster
-from plait.network.fluid.exchanges import Adders, Exchange, prepared
+from plait.network.fluid.exchanges import Adders, Exchange, Prepared, prepared
+from plait.network.fluid.iterations import iterations
 from plait.network.fluid.jobs import PlacedJob
-from plait.network.fluid.memory import steady_rates
+from plait.network.fluid.memory import SteadyRates, steady_rates
 from plait.network.measured import ENDLESS, Measured
 from plait.network.packets.regions import regions
-from plait.network.packets.run import flow
+from plait.network.packets.results import JobFigures
+from plait.network.packets.run import flow, simulate
 from plait.network.packets.scenario import PacketJob, Scenario, one_switch, racks
 from plait.network.protocol.addressing import dedicated_window
 from plait.network.protocol.options import preset
@@ -28,11 +33,14 @@ from plait.network.topology.read import networked
 
 #: Windows of the slowest job that are simulated, and those of them before rates are measured.
 WINDOWS, WARM_UP = 60, 10
+#: Where a job is off by more, packets are followed ten times as long: rates over 60 windows differ between seeds.
+LONGER = 0.1
 
 
 @dataclass(frozen=True)
 class Point:
-    """Jobs of one system with `workers` each on one switch or, with `per_rack`, in racks.
+    """Jobs of a `system`, or of several in turn (`atp+inalloc`), with `workers` each on one switch or, with `per_rack`,
+    in racks.
 
     `window` packets are under way; `delay_us` is that of each link; `levels` of aggregation, `oversubscription` and
     `spines` of racks; `tree` as in `ina_request.TREES`, or that of the system. With `crowd` workers and servers are
@@ -71,9 +79,14 @@ class Point:
 
     def scenario(self) -> Scenario:
         """The packet simulation, of jobs that do not end."""
-        options = preset(self.system, window=self.window, payload_bytes=248, tree=self.tree)
-        memory = self.aggregators // len(self.workers) if self.system == "inalloc" else None
-        jobs = [PacketJob(options, workers, (ENDLESS,), memory=memory) for workers in self.workers]
+        jobs = [
+            PacketJob(
+                preset(system, window=self.window, payload_bytes=248, tree=self.tree), workers, (ENDLESS,),
+                memory=self.aggregators // len(self.workers) if system == "inalloc" else None,
+                priority=0 if system == "esa" else None,
+            )
+            for system, workers in zip(cycle(self.system.split("+")), self.workers, strict=False)
+        ]  # fmt: skip
         if self.crowd:
             return self._crowded(jobs)
         if self.per_rack:
@@ -232,6 +245,34 @@ def drawn(seed: int, count: int = 24) -> tuple[Point, ...]:
     return tuple(found)
 
 
+def _pace(job: JobFigures, until_s: float) -> float:
+    """Iterations a second until a job has left; the first exchange, at once after the computation, is not counted."""
+    ends_s = job.exchanges_s[:, 1]
+    last = int(np.searchsorted(ends_s, until_s, "right")) - 1
+    return last / float(ends_s[last] - ends_s[0])
+
+
+#: Several systems at once on one switch and over racks, of one and two levels, each narrower.
+SYSTEMS = tuple(
+    Point(a, workers, 200, per_rack=rack, levels=levels, system=system, oversubscription=narrow)
+    for a, workers, rack, levels, narrow, system in (
+        (6000, (8, 4, 6, 8), 0, 1, 1.0, "switchml+atp"), (6000, (4, 8, 3, 12), 0, 1, 1.0, "inalloc+atp"),
+        (9000, (4, 4, 8, 8, 6), 0, 1, 1.0, "switchml+inalloc+atp"), (3000, (6, 6, 6), 0, 1, 1.0, "inalloc+atp+atp"),
+        (8000, (6, 8, 4, 6), 3, 2, 1.0, "switchml+atp"), (8000, (8, 8, 8), 4, 2, 2.0, "inalloc+atp"),
+        (6000, (4, 6, 8), 2, 2, 4.0, "switchml+atp+atp"), (9000, (8, 4, 12), 4, 2, 8.0, "switchml+inalloc+atp"),
+        (8000, (6, 6, 9, 3), 3, 1, 2.0, "inalloc+atp"), (8000, (8, 8, 4), 4, 1, 4.0, "switchml+atp"),
+        (5000, (4, 8, 6), 2, 1, 8.0, "atp+inalloc"), (4000, (12, 4, 8), 4, 1, 1.0, "switchml+inalloc+atp"),
+    )
+)  # fmt: skip
+#: Jobs that compute between exchanges, on one switch and over racks.
+PHASES = (
+    *(Point(a, workers, 200) for a, workers in ((4000, (4, 4)), (1000, (4, 4, 4, 4)), (20000, (2, 4, 8, 6)))),
+    *(Point(20000, workers, 200, per_rack=rack, levels=levels, oversubscription=narrow, system=system)
+      for workers, rack, levels, narrow, system in (
+        ((6, 6, 6), 3, 1, 1.0, "atp"), ((8, 4, 6), 2, 1, 2.0, "atp"), ((4, 8, 8), 4, 2, 4.0, "atp"),
+        ((4, 6, 8), 2, 2, 8.0, "atp"), ((8, 8, 8), 4, 2, 4.0, "switchml"), ((6, 6, 9), 3, 1, 2.0, "inalloc+atp"),
+    )),
+)  # fmt: skip
 MIXES = drawn(101) + drawn(202)
 #: Simulated for the first time when the law and the limit of stalls stood.
 FRESH = drawn(707) + drawn(808)
@@ -248,14 +289,57 @@ def compared(points: Iterable[Point], seeds: Sequence[int] = (1, 2), law: str = 
         measured = Measured(scenario.cluster, scenario.graph)
         factors = measured.factors(given, parts, fluid.bits_per_s, fluid.stalled)
         assert factors is not None
-        window_s = float((adders.by_job[0] * adders.by_job[2] / fluid.bits_per_s).max())
-        # Where packets of a worker queue behind those of others, rates over 60 windows differ by a half between seeds.
-        longer = 10 if point.crowd else 1
-        runs = [flow(replace(scenario, seed=seed), WARM_UP * window_s, longer * WINDOWS * window_s) for seed in seeds]
-        goodput = np.mean([one.bits_per_s for one in runs], axis=0)
+        by_law = factors * fluid.bits_per_s
+        window_s = float((adders.by_job[0] * adders.by_job[2] / by_law).max())
+        for windows in (WINDOWS, 10 * WINDOWS):
+            scenarios = [replace(scenario, seed=seed) for seed in seeds]
+            runs = [flow(one, WARM_UP * window_s, windows * window_s) for one in scenarios]
+            goodput = np.mean([one.bits_per_s for one in runs], axis=0)
+            if (np.abs(by_law / goodput - 1) < LONGER).all():
+                break
         shares = (
             float(np.mean([one.aggregated for one in runs])),
             float(fluid.share.mean()) if len(fluid.share) else 0.0,
         )
-        by_law = tuple((factors * fluid.bits_per_s).tolist())
-        yield Compared(point, tuple(goodput.tolist()), by_law, shares)
+        yield Compared(point, tuple(goodput.tolist()), tuple(by_law.tolist()), shares)
+
+
+#: Iterations of each job that packets are followed for where jobs compute between exchanges, and bytes of a gradient.
+ITERATIONS, GRADIENT_BYTES = 24, 1 << 20
+
+
+def phased(points: Iterable[Point], seeds: Sequence[int] = (1, 2)) -> Iterator[Compared]:
+    """Iterations a second of jobs that compute between exchanges, by packets and by `iterations`; times 1e9.
+
+    Computations take 0.6 to 1.9 times the exchange alone, no two the same, so phases drift: the `random` ones.
+    """
+    for point in points:
+        scenario = point.scenario()
+        given = exchanges(scenario)
+        parts = [prepared(scenario.graph, one) for one in given]
+        bits = np.full(len(parts), 8.0 * GRADIENT_BYTES)
+        alone_s = bits / steady_rates(scenario.graph, Adders.of(parts), apart=True).bits_per_s
+        compute_s = alone_s * (0.6 + 1.3 * (0.618034 * np.arange(len(parts)) % 1))
+        measured = Measured(scenario.cluster, scenario.graph)
+
+        def corrected(
+            rows: Sequence[int], law: SteadyRates, measured: Measured = measured, given: list[Exchange] = given,
+            parts: list[Prepared] = parts,
+        ) -> FloatArray:  # fmt: skip
+            these = list(rows)
+            some = [given[i] for i in rows], [parts[i] for i in rows]
+            factors = measured.factors(*some, law.bits_per_s[these], law.stalled[these])
+            assert factors is not None
+            return factors
+
+        law = iterations(scenario.graph, parts, bits, compute_s, corrected=corrected)
+        jobs = tuple(
+            replace(job, tensors=(GRADIENT_BYTES,), iterations=ITERATIONS, compute_s=float(pause_s))
+            for job, pause_s in zip(scenario.jobs, compute_s, strict=True)
+        )
+        runs = [simulate(replace(scenario, jobs=jobs, seed=seed, until_s=100.0)) for seed in seeds]
+        each = [[_pace(job, min(one.finish_s for one in run.jobs)) for job in run.jobs] for run in runs]
+        shares = float(np.mean([job.aggregated_share for job in runs[0].jobs])), float(law.aggregated.mean())
+        yield Compared(
+            point, tuple((1e9 * np.mean(each, axis=0)).tolist()), tuple((1e9 / law.iteration_s).tolist()), shares
+        )

@@ -154,7 +154,7 @@ def test_jobs_whose_sums_stall_are_as_fast_as_their_packets(monkeypatch: pytest.
     assert followed[0] == followed[1]
     assert 1 <= len(runs) <= 3
     monkeypatch.setattr(measured, "MOST_STALLED", np.inf)
-    assert law.paces(truth, groups, cluster, granted) == pytest.approx(followed[0], rel=0.3)
+    assert followed[0] == pytest.approx(1.4 * law.paces(truth, groups, cluster, granted), rel=0.2)
     monkeypatch.setattr(measured.Measured, "factors", lambda *given: None)
     with pytest.warns(RuntimeWarning, match="may be wrong by more than half: they are by the law"):
         NetworkPhysics().paces(truth, groups, cluster, granted)

@@ -18,8 +18,8 @@ from plait.network.packets.scenario import Scenario
 from plait.network.packets.state import FAULT, FAULT_AT, FINE, FULL_QUEUE, FULL_ROWS, NOW, TOO_LATE, Net
 from plait.network.protocol.switch import HELD
 
-#: Parts of the time whose rates are compared, and those before a simulation may end.
-PARTS, FEWEST_PARTS = 20, 5
+#: Parts of the time whose rates are compared, those before a simulation may end, and those after which it ends.
+PARTS, FEWEST_PARTS, MOST_PARTS = 20, 5, 200
 
 
 def simulate(scenario: Scenario, manager: Inalloc | None = None) -> PacketResults:
@@ -58,14 +58,16 @@ class Flow:
     aggregated: FloatArray
 
 
-def flow(scenario: Scenario, from_s: float, until_s: float, near: float = 0.0) -> Flow:
+def flow(scenario: Scenario, from_s: float, until_s: float, near: float = 0.0, packets: float = 0.0) -> Flow:
     """Rates of jobs between two times of a simulation; raises as `simulate` does, and if all end before.
 
     With `near` the simulation ends when the standard error of the rate of each job, of parts of the time, is a smaller
-    part of it. The share of sums completed in a switch is the mean over the switches that add up for a job.
+    part of it; until then it goes on past `until_s` while workers have received fewer results than `packets`. The share
+    of sums completed in a switch is the mean over the switches that add up for a job.
     """
     net, counts = build(scenario), []
-    for at_s in np.linspace(from_s, until_s, PARTS + 1).tolist():
+    for part in range(MOST_PARTS + 1):
+        at_s = from_s + (until_s - from_s) * part / PARTS
         net.links.info[FAULT] = FINE
         with announced("the packet simulator", cpu_s=10):
             fault = run(net, ps(at_s))
@@ -73,7 +75,9 @@ def flow(scenario: Scenario, from_s: float, until_s: float, near: float = 0.0) -
             raise SimulationError(_why(net, scenario, fault) if fault else f"all jobs ended before {at_s:g} s")
         counts.append((at_s, net.ends.delivered.sum(axis=1), net.fabric.jobs_at["aggregated"].copy()))
         each = np.diff([count[1] for count in counts], axis=0)
-        if len(each) >= FEWEST_PARTS and (each.std(axis=0, ddof=1) < near * len(each) ** 0.5 * each.mean(axis=0)).all():
+        if part >= PARTS and counts[-1][1].sum() >= packets:
+            break
+        if part >= FEWEST_PARTS and (each.std(axis=0, ddof=1) < near * part**0.5 * each.mean(axis=0)).all():
             break
     (_, first, before), (ended_s, last, after) = counts[0], counts[-1]
     sums = (last - first) / np.array([job.workers for job in scenario.jobs])

@@ -36,7 +36,7 @@ def wired(
     """The routes of a job with workers on these nodes; without a server its slots are dedicated.
 
     `adds`: one of `ina_request.TREES`; `made`: its tree, where that is known. Raises `InputError` if two workers are
-    on one node or packets of one beside the server would pass no link, and as `tree` does.
+    on one node, and as `tree` does.
     """
     if len(set(workers)) < len(workers):
         raise InputError(f"job {job}: two workers are on one node; a job has one worker on a node")
@@ -44,15 +44,13 @@ def wired(
         made = made or tree(graph, workers, server, adds, answers=server is None, pick=job)
     except InputError as error:
         raise InputError(f"job {job}: {error}") from error
-    if not all(made.whole(rank) for rank in range(len(workers))):
-        raise InputError(
-            f"job {job}: worker {workers.index(made.end)} is on the node of its server, {graph.names[made.end]}, and "
-            "its leaf adds up nothing; place the server on another node"
-        )
     found = Wiring(made.end)
     bits: dict[int, int] = {}  # of workers, by channel
     for rank in range(len(workers)):
         way = made.whole(rank)
+        if not way:  # next to the server, with nothing to add up: to the leaf and back, though a host could keep it
+            leaf = graph.leaf(made.end)
+            way = graph.path(made.end, leaf) + graph.path(leaf, made.end)
         found.first.append(way[0])
         found.up.update({graph.to[before]: after for before, after in pairwise(way)})
         for channel in way:
