@@ -63,8 +63,9 @@ from plait.sharing.memory_law import CONTEXT_BYTES
 #: Cost of a restart without a measurement, seconds.
 UNKNOWN_RESTART_S = 60.0
 #: A running job is worth more where it is by `ERROR`, since no profile is exact, and by its restart over the part
-#: `EARNS` of the time since its start: plans change with each arrival, so a move seldom earns for longer.
-ERROR, EARNS = 0.05, 0.2
+#: `EARNS` of the time since its start: plans change with each arrival, so a move seldom earns for longer. In all by
+#: `MOST_STAY`, so that a group whose reports are bad is split soon, too.
+ERROR, EARNS, MOST_STAY = 0.05, 0.2, 0.25
 #: A trial next to another job lasts so many seconds at most.
 TRIAL_S = 120.0
 #: Rounds of exchanging and picking again at most.
@@ -210,7 +211,7 @@ class ByCompletion:
         earns_s = np.clip(
             EARNS * (view.now_s - jobs.last_start_s[order]), np.maximum(restart_s, CLOCK_S), self.horizon_s
         )
-        stay = np.where(about[:, RUNS] >= 0, values * (ERROR + restart_s / earns_s), 0.0)
+        stay = np.where(about[:, RUNS] >= 0, values * np.minimum(ERROR + restart_s / earns_s, MOST_STAY), 0.0)
         return WorthLine(about, np.column_stack([values, stay]), rows, *packed, law, np.zeros((5, 5)), *known)
 
 

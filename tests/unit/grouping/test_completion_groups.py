@@ -267,8 +267,8 @@ def test_a_lead_gets_the_best_of_all_companions(guests):
 
         def score(chosen, price=price, fresh=fresh):
             worth = group_worth(np.array(chosen), len(chosen), fresh, np.zeros(kernels.SCRATCH, dtype=np.int64))
-            elsewhere = fresh.about[:, kernels.RUNS] != fresh.about[0, kernels.RUNS]
-            own = fresh.worth[:, kernels.V] + np.where(elsewhere, fresh.worth[:, kernels.STAY], 0.0)
+            moves = fresh.about[:, kernels.RUNS] != fresh.about[0, kernels.RUNS]
+            own = fresh.worth[:, kernels.V] + moves * fresh.worth[:, kernels.STAY]
             return worth - sum(max(0.0, own[rank] - price) for rank in chosen[1:])
 
         best = max(score((0, *more)) for k in range(4) for more in itertools.combinations(range(1, 9), k))
