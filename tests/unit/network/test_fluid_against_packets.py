@@ -35,8 +35,8 @@ from sampling import sample
         pytest.param(sample(CROWDS[:1], CROWDS), 0.15, 0.05, 0.20, id="crowds"),
         pytest.param(sample(laws.SYSTEMS[4:5], laws.SYSTEMS), 0.15, 0.05, 0.08, id="systems"),
         pytest.param(sample(laws.PHASES[:1], laws.PHASES), 0.10, 0.05, 0.12, id="phases"),
-        pytest.param(sample(MIXES[:1], MIXES), 0.20, 0.05, 0.08, id="mixes"),
-        pytest.param(sample(FRESH[:1], FRESH), 0.20, 0.05, 0.08, id="fresh"),
+        pytest.param(sample(MIXES[:1], MIXES), 0.15, 0.05, 0.08, id="mixes"),
+        pytest.param(sample(FRESH[:1], FRESH), 0.15, 0.05, 0.08, id="fresh"),
     ],
 )
 def test_goodput_of_every_job_is_that_of_packets(
