@@ -75,3 +75,7 @@ def test_numbers_may_come_as_text(tmp_path: Path) -> None:
     assert registry.open_backend(Layout(tmp_path), {"nodes": "3", "fake": True}).expected() == 3
     with pytest.raises(InputError, match="nodes is 'three', needs a whole number"):
         registry.open_backend(Layout(tmp_path), {"nodes": "three"})
+    options = {"nodes": 1, "gpus-per-node": "2", "fake": True, "cpu-slots": 4, "max-nodes": "3"}
+    assert registry.open_backend(Layout(tmp_path), options).most_gpus() == 6
+    with pytest.raises(InputError, match=r"max-nodes=0 with --nodes 1; needs 1 <= nodes <= max-nodes"):
+        registry.open_backend(Layout(tmp_path), {"fake": True, "max-nodes": "0"})

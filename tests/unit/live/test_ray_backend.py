@@ -7,6 +7,7 @@ import fcntl
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import ModuleSpec
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from plait.core.errors import InputError, MissingExtra, PlaitError
-from plait.live.api.cluster import NodeRow
+from plait.live.api.cluster import NodeRow, WantedGpus
 from plait.live.backends.base import COMING, DEAD, UP
 from plait.live.backends.ray import backend as ray
 from plait.live.backends.ray.backend import name_nodes
@@ -56,7 +57,7 @@ class Cluster:
         if request["do"] == "tell":
             here = {"agent": 4000 if request["orders"][0]["do"] == "keep" else None, "started": False, "problem": None}
             return {"answers": {order["node"]: self.said.get(order["node"], here) for order in request["orders"]}}
-        return {"removed": request["executors"]}
+        return {"removed": request.get("executors", ())}
 
     def kill(self) -> None:
         self.killed += 1
@@ -74,6 +75,15 @@ class Service:
         self.busy: set[str] = set()
         self.drained: set[str] = set()
         self.down = False
+        self.wanted, self.losses = WantedGpus(0, "jobs", ""), count()
+
+    def status(self) -> Any:
+        return self
+
+    def drain(self, node: str) -> None:
+        if node in self.busy:
+            raise Refused(f"j-1 would lose {next(self.losses)} s", 409)
+        self.drained.add(node)
 
     def nodes(self) -> list[NodeRow]:
         return [
@@ -164,6 +174,28 @@ def test_a_start_says_why_the_cluster_cannot_be_used(layout: Layout, monkeypatch
         backend.start()
 
 
+def test_nodes_are_given_back_and_what_a_person_drained_stays(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, service = Cluster(*map(raylet, ("n0", "n1", "n2"))), Service()
+    for name in service.states:
+        make_private(layout.node(name))
+    service.wanted, service.busy, service.drained = WantedGpus(4, "policy", ""), {"n0", "n2"}, {"n1"}
+    options = {"max-nodes": "2", "idle": 0}
+    first, second = (backend_of(cluster, layout, monkeypatch, options) for _ in range(2))
+    kept = "node n2 is not given back yet: j-1 would lose 0 s"
+    assert first.maintain(service) == ["attached: n0, n1, n2", kept, "Ray is to have 3 nodes"]
+    assert first.maintain(service) == []
+    service.busy = {"n0"}
+    assert first.maintain(service) == ["node n2 is drained, to be given back to Ray", "Ray is to have 2 nodes"]
+    service.wanted = WantedGpus(8, "policy", "")
+    given = ["attached: n0, n1, n2", "node n2 is given back to Ray", "Ray is to have 3 nodes"]
+    assert second.maintain(service) == given  # another one, until the service has forgotten n2
+    service.states["n2"] = "lost"
+    assert (second.maintain(service), list(service.states)) == ([], ["n0", "n1"])
+    assert second.maintain(service) == ["node n2 is taken again"]
+    with pytest.raises(InputError, match="max-nodes=0 of --backend ray; needs at least 1"):
+        backend_of(cluster, layout, monkeypatch, {"max-nodes": 0})
+
+
 def test_only_a_death_that_ray_tells_of_is_passed_on(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, service = Cluster(raylet("n0"), raylet("n1"), raylet("n2")), Service()
     backend = backend_of(cluster, layout, monkeypatch)
@@ -178,9 +210,7 @@ def test_only_a_death_that_ray_tells_of_is_passed_on(layout: Layout, monkeypatch
     assert len(service.gone) == 1
 
 
-def test_a_death_is_told_again_until_the_service_has_taken_it_in(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_death_is_told_again_until_the_service_has_it(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, service = Cluster(raylet("n0"), raylet("n1")), Service()
     backend = backend_of(cluster, layout, monkeypatch)
     backend.maintain(service)
@@ -193,45 +223,30 @@ def test_a_death_is_told_again_until_the_service_has_taken_it_in(
     assert backend.maintain(service) == []  # its agent may still speak
     service.states["n1"] = "suspect"  # to the leader that took over, which nobody has told
     assert backend.maintain(service) == []
-    assert service.gone == [("n1", "Ray: the node is dead")] * 2
-
-
-def test_another_keeper_tells_of_the_deaths_before_its_time(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(raylet("n0"), raylet("n1", alive=False), raylet("of old", alive=False))
-    service = Service()
-    assert backend_of(cluster, layout, monkeypatch).maintain(service) == ["attached: n0", "Ray reports that n1 is dead"]
-    assert service.gone == [("n1", "Ray: the node is dead")]
+    cluster.nodes.append(raylet("of old", alive=False))
+    again = backend_of(cluster, layout, monkeypatch)  # another keeper tells of the deaths before its time
+    assert again.maintain(service) == ["attached: n0", "Ray reports that n1 is dead"]
+    assert service.gone == [("n1", "Ray: the node is dead")] * 3
 
 
 def test_the_service_forgets_nodes_that_are_lost_and_gone(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, service = Cluster(raylet("n0"), raylet("n1"), raylet("n2")), Service()
+    cluster, service = Cluster(*map(raylet, ("n0", "n1", "n2", "out"))), Service()
     backend = backend_of(cluster, layout, monkeypatch)
     backend.maintain(service)
-    service.states |= {"by-hand": "lost", "n0": "lost"}
-    cluster.nodes = [raylet("n0"), raylet("n1", alive=False)]  # of n2 the head knows nothing any more
-    assert backend.maintain(service) == ["Ray reports that n1 is dead"]
-    service.states |= {"n1": "lost", "n2": "lost"}
+    service.states |= {"by-hand": "lost", "n0": "lost", "out": "ready"}
+    service.drained = {"out"}
+    cluster.nodes = [raylet("n0"), raylet("n1", alive=False), raylet("out", alive=False)]  # n2: unknown by now
+    assert backend.maintain(service) == ["Ray reports that n1 is dead", "Ray reports that out is dead"]
+    service.states |= {"n1": "lost", "n2": "lost", "out": "lost"}
     service.busy = {"n1"}
     assert backend.maintain(service) == ["node n2 is gone"]
     service.busy = set()
     assert backend.maintain(service) == ["node n1 is gone"]
     assert backend.maintain(service) == []
-    assert sorted(service.states) == ["by-hand", "n0"]  # not Ray's; there, and late
+    assert sorted(service.states) == ["by-hand", "n0", "out"]  # not Ray's; there, and late; drained by somebody
 
 
-def test_a_node_that_somebody_drained_stays_drained(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, service = Cluster(raylet("n0"), raylet("n1", alive=False)), Service()
-    service.drained = {"n1"}
-    backend = backend_of(cluster, layout, monkeypatch)
-    assert backend.maintain(service) == ["attached: n0", "Ray reports that n1 is dead"]
-    service.states["n1"] = "lost"
-    assert (backend.maintain(service), backend.maintain(service)) == ([], [])
-    assert "n1" in service.states
-
-
-def test_that_the_head_is_gone_and_back_is_said_once_and_who_is_attached(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_that_the_head_is_gone_and_back_is_said_once(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, service = Cluster(raylet("n0"), raylet("n1")), Service()
     backend = backend_of(cluster, layout, monkeypatch)
     backend.maintain(service)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from plait.core.errors import InputError
 from plait.live.client.transport import Refused
+from plait.live.layout import Layout
 
 if TYPE_CHECKING:
     from plait.live.api.cluster import NodeRow, WantedGpus
@@ -207,12 +209,12 @@ def _succeeded(staying: Sequence[Held], target: int) -> list[Held]:
 class Fitting:
     """Fits the number of nodes to what jobs want; knows how long nodes have been idle or too many."""
 
-    def __init__(self, clock: Callable[[], float], owner: str = "") -> None:
+    def __init__(self, layout: Layout, clock: Callable[[], float], owner: str = "") -> None:
         """`owner`: to whom nodes are given back, for messages, e.g. " to Slurm"."""
-        self.clock, self._owner = clock, owner
+        self.layout, self.clock, self._owner = layout, clock, owner
         self._idle: dict[int, float] = {}
         self._fewer_s = math.inf
-        self._said: set[str] = set()
+        self._kept: set[str] = set()
 
     def held(self, number: int, node: NodeRow | None) -> Held:
         """A node that runs, or starts if the service has no row of it; to be called at each look."""
@@ -235,13 +237,25 @@ class Fitting:
         empty = fewer and self.clock() - self._fewer_s >= limits.idle_s
         return plan_allocations(held, wanted.gpus, limits, empty=empty)
 
+    def mark(self, name: str) -> Path:
+        """The file of a node that is being given back, also by the next keeper; a person drained the others."""
+        return self.layout.node(name) / "given-back"
+
     def drain(self, service: Client, name: str) -> list[str]:
         """Drain a node that is to be given back; a sentence, if it is news."""
         try:
+            self.mark(name).touch()
             service.drain(name)
-            return [f"node {name} is drained, to be given back{self._owner}"]
-        except Refused as error:  # a job there would lose its work: the node is kept until it has ended
-            line = f"node {name} is not given back yet: {error}"
-        said = [] if line in self._said else [line]
-        self._said.add(line)
-        return said
+        except (Refused, OSError) as error:  # a job there would lose its work: the node is kept until it has ended
+            self.mark(name).unlink(missing_ok=True)
+            news, self._kept = name not in self._kept, self._kept | {name}
+            return [f"node {name} is not given back yet: {error}"] * news
+        self._kept.discard(name)
+        return [f"node {name} is drained, to be given back{self._owner}"]
+
+    def forget(self, service: Client, names: Iterable[str]) -> None:
+        """Have the service forget nodes that were given back; refused while it does not know that they have ended."""
+        for name in names:
+            with contextlib.suppress(Refused):
+                service.forget_node(name)
+                self.mark(name).unlink(missing_ok=True)

@@ -29,7 +29,6 @@ from plait.core.words import counted
 from plait.live.agent.monitor import Gpu, Nvml, cores
 from plait.live.backends.base import COMING, PENDING, STOP_GRACE_S, UP, AllocationLimits, BackendNode, Fitting, Held
 from plait.live.backends.host import AgentHost
-from plait.live.client.transport import Refused
 from plait.live.layout import Layout
 from plait.live.system import accounts, procs
 
@@ -143,7 +142,7 @@ class LocalBackend:
         self._slot_memory_gb = slot_memory_gb
         least = 1 if elastic and nodes is None else nodes
         if elastic and not (nodes != 0 and (least or 1) <= elastic.most):
-            raise InputError(f"max-nodes={elastic.most} is less than the {nodes} nodes to keep; give --nodes from 1")
+            raise InputError(f"max-nodes={elastic.most} with --nodes {least}; needs 1 <= nodes <= max-nodes")
         found = [] if nodes == 0 else divide(machine, elastic.most if elastic else nodes, gpus_per_node, cuda)
         rack = [racks(i, len(found)) if callable(racks) else racks.get(one.name, 0) for i, one in enumerate(found)]
         self.nodes = {one.name: replace(one, rack=number) for one, number in zip(found, rack, strict=True)}
@@ -151,7 +150,7 @@ class LocalBackend:
             self.nodes[CPU_KIND] = LocalNode(CPU_KIND, cpu_slots, None, kind=CPU_KIND)
         self._host = AgentHost(layout, stop_grace_s)
         self._next_s: dict[str, tuple[float, float]] = {}
-        self.elastic, self._fitting, self._coming = elastic, Fitting(time.monotonic), dict[str, float]()
+        self.elastic, self._fitting, self._coming = elastic, Fitting(layout, time.monotonic), dict[str, float]()
         self._least = least or len(found)
         #: Nodes that may come; those that another keeper has started are there.
         kept = found[self._least :] if elastic else []
@@ -169,7 +168,7 @@ class LocalBackend:
             node = self.nodes.get(name)
             if node is None:
                 self._end([name], jobs=True)
-            elif self._runs(name) and (record.get("gpus"), record.get("cuda"), record.get("rack", 0)) != (
+            elif self._host.runs(name) and (record.get("gpus"), record.get("cuda"), record.get("rack", 0)) != (
                 node.gpus,
                 None if node.cuda is None else list(node.cuda),
                 node.rack,
@@ -194,7 +193,7 @@ class LocalBackend:
 
     def ensure_node_agent(self, name: str) -> bool:
         """Start the agent of a node unless it runs; whether it was started."""
-        if self._runs(name):
+        if self._host.runs(name):
             return False
         self._spawn(self.nodes[name])
         return True
@@ -233,6 +232,7 @@ class LocalBackend:
         for name in [name for name, at_s in self._coming.items() if at_s <= now]:
             del self._coming[name]
             self.nodes[name] = self._spare.pop(name)
+            self._fitting.mark(name).unlink(missing_ok=True)
         rows = {row.id: row for row in service.nodes()}
         held = [Held(_number(name), PENDING) for name in self._coming]
         held += [self._fitting.held(_number(name), rows.get(name)) for name in self.nodes if name != CPU_KIND]
@@ -247,15 +247,13 @@ class LocalBackend:
             del self._coming[f"n{-number}"]
         for number in moves.drain:
             said += self._fitting.drain(service, f"n{-number}")
-        for number in moves.release:
-            name = f"n{-number}"
+        released = (f"n{-number}" for number in moves.release)
+        for name in filter(lambda name: self._fitting.mark(name).exists(), released):
             self._spare[name] = self.nodes.pop(name)
             self._end([name], jobs=True)
             self._size_file(name).unlink(missing_ok=True)
             said.append(f"node {name} is given back")
-        for name in rows.keys() & self._spare.keys():
-            with contextlib.suppress(Refused):  # the service does not know yet that its agent has ended
-                service.forget_node(name)
+        self._fitting.forget(service, rows.keys() & self._spare.keys())
         return said
 
     def expected(self) -> int:
@@ -268,7 +266,8 @@ class LocalBackend:
 
     def most_gpus(self) -> int:
         """GPUs of all nodes that may come; 0 where all are there from the start."""
-        return self.expected_gpus() + sum(node.gpus for node in self._spare.values()) if self.elastic else 0
+        there = (*self.nodes.values(), *self._spare.values()) if self.elastic else ()
+        return sum(node.gpus for node in there if node.kind != CPU_KIND)
 
     def list_nodes(self) -> list[BackendNode]:
         """All nodes, with the pid of the agent where there is one."""
@@ -288,12 +287,8 @@ class LocalBackend:
                 shutil.rmtree(self.layout.gates.parent, ignore_errors=True)
 
     def _known(self) -> list[str]:
-        folder = self.layout.home / "nodes"
-        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        names = (path.name for path in self.layout.home.glob("nodes/*"))
         return sorted(name for name in names if re.fullmatch(rf"n\d+|{CPU_KIND}", name))
-
-    def _runs(self, name: str) -> bool:
-        return self._host.runs(name)
 
     def _end(self, names: list[str], jobs: bool) -> None:
         self._host.stop_grace_s = self.stop_grace_s

@@ -305,8 +305,10 @@ class RayBackend:
         self._again_s = 0.0
         self._trouble = ""
         most, idle_s = whole(options, "max-nodes"), seconds(options, "idle", AllocationLimits.idle_s)
+        if most is not None and most < 1:
+            raise InputError(f"max-nodes={most} of --backend ray; needs at least 1")
         self._limits = None if most is None else AllocationLimits(1, 1, most, idle_s)
-        self._fitting, self._numbers = Fitting(time.monotonic, " to Ray"), dict[str, int]()
+        self._fitting, self._numbers = Fitting(layout, time.monotonic, " to Ray"), dict[str, int]()
         self._given_back: dict[str, str] = {}  # names by id, of nodes that Ray still has
         self._requested: list[dict[str, float]] = []
 
@@ -370,23 +372,22 @@ class RayBackend:
         Ray ends nodes that nobody uses, and an executor is use: so a node is given back by ending its executor.
         """
         rows, said = {row.id: row for row in service.nodes()}, list[str]()
-        for name in (rows.keys() & self._numbers.keys()) - self._nodes.keys():
-            with contextlib.suppress(Refused):  # the service does not know yet that its agent has ended
-                service.forget_node(name)
+        going = {name for name in rows if self._fitting.mark(name).exists()}
+        self._fitting.forget(service, going - self._nodes.keys())
         largest = max(self._nodes.values(), key=lambda node: node.gpus)
         names = {-self._numbers.setdefault(name, len(self._numbers)): name for name in self._nodes}
         held = [self._fitting.held(number, rows.get(name)) for number, name in names.items()]
         moves = self._fitting.moves(service.status().wanted, held, replace(limits, gpus=largest.gpus))
         for number in moves.drain:
             said += self._fitting.drain(service, names[number])
-        for node in [self._nodes[names[number]] for number in moves.release]:
+        for node in [self._nodes[names[number]] for number in moves.release if names[number] in going]:
             self._tell([{**self._order(node), "do": "end", "jobs": True}], True)
             self._ask({"do": "remove", "executors": [node.executor]}, CALL_S)
             self._given_back[node.id] = node.name
             said.append(f"node {node.name} is given back to Ray")
-        for node_id in list(self._given_back)[: moves.submit]:
+        for node_id in [one for one, name in self._given_back.items() if name not in rows][: moves.submit]:
             said.append(f"node {self._given_back.pop(node_id)} is taken again")
-        count = sum(not one.drained for one in held) - len(moves.drain) + moves.submit
+        count = sum(not self._fitting.mark(name).exists() for name in self._nodes) + moves.submit
         requested = [{"GPU": float(largest.gpus)} if largest.real else {"CPU": largest.cpus}] * count
         if requested != self._requested:
             self._ask({"do": "autoscale", "bundles": requested}, CALL_S)

@@ -145,7 +145,7 @@ class SlurmBackend:
         self.layout, self.options, self.stop_grace_s = layout, SlurmOptions.read(options), stop_grace_s
         self.cli, self.clock = cli or SlurmCli(), clock
         self.job_name = "plait-" + hashlib.sha256(str(layout.home).encode()).hexdigest()[:12]
-        self._fitting = Fitting(lambda: self.clock(), " to Slurm")
+        self._fitting = Fitting(layout, lambda: self.clock(), " to Slurm")
         self._looked_s = -math.inf
         self._said: set[str] = set()
         #: Of allocations that ended before their agent joined: the last one, how often, until when the next one waits.
@@ -345,8 +345,7 @@ class SlurmBackend:
         return True
 
     def _leave(self, jobs: Sequence[Job]) -> None:
-        left = [str(job.id) for job in jobs if job.state in (PENDING, RUNNING)]
-        if left:
+        if left := [str(job.id) for job in jobs if job.state in (PENDING, RUNNING)]:
             print(
                 f"allocations of Slurm stay: {', '.join(left)}; plait up goes on with them, "
                 "plait down --stop-jobs gives them back",
