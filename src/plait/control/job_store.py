@@ -385,9 +385,9 @@ class JobStore:
         job_store._past_gpu_s = np.frombuffer(past, dtype="<f8").astype(np.float64)
         job_store.departures = len(job_store._past_gpu_s)
         seconds = np.frombuffer(_unpacked(data.get("past_s", "")), dtype="<f8").astype(np.float64)
-        kinds = np.frombuffer(_unpacked(data.get("past_kinds", "")), dtype="<i8").astype(np.int64)
-        job_store._past_s = seconds.astype(np.float64)
-        job_store._past_kinds = kinds.reshape(6, -1).T.copy()
+        kinds = np.frombuffer(_unpacked(data.get("past_kinds", "")), dtype="<i8").reshape(-1, max(len(seconds), 1))
+        job_store._past_s, job_store._past_kinds = seconds, np.zeros((len(seconds), 6), dtype=np.int64)
+        job_store._past_kinds[:, : len(kinds)] = kinds.T  # an older snapshot lacks the last kinds: they are unknown
         # An older snapshot lacks it: these jobs count as if they had used nothing.
         use = np.frombuffer(_unpacked(data["past_use"]), dtype="<f8") if data.get("past_use") else None
         job_store._past_use = np.full((job_store.departures, 4), [0.0, 0.0, math.nan, math.nan])
