@@ -216,7 +216,9 @@ class ByListSchedule:
         left = lives(jobs, alike=self.knows == "nothing")
         rank_s = np.where(unknown, kept(jobs, left.rank_s()), jobs.remaining_s)
         keys = self._keys(view, rank_s, np.where(unknown, left.mean_s(), jobs.remaining_s))
-        length_s = jobs.done_s + np.where(unknown, left.quantile_s(0.5), jobs.remaining_s)
+        # A prediction grows with the work done: unless it counts less, a job that is due stops being so once it runs.
+        known_s = kept(jobs, jobs.done_s + left.quantile_s(0.5))
+        length_s = np.where(unknown, known_s, jobs.done_s + jobs.remaining_s)
         return Ranking((keys,), running_s=np.where(unknown, changes_in_s(left), np.inf), length_s=length_s)
 
     def unknown(self, jobs: JobTable) -> BoolArray:

@@ -282,6 +282,15 @@ def test_of_jobs_past_the_bound_the_one_that_waited_longest_goes_first():
     assert max(waits_s) <= 2000.0 + 61 * 500.0
 
 
+@pytest.mark.parametrize("knows", ["predicted", "nothing"])
+def test_a_job_that_is_due_runs_until_it_turns_out_to_be_much_longer(knows):
+    """Its length grows as soon as it runs, and with it the wait after which it is due."""
+    runs = runs_of(one_long_many_short(200, 50_000.0, 100.0, 90.0), f"plait:knows={knows},wait_lengths=2")[0]
+    lasts_s = [until_s - from_s for from_s, until_s in runs]
+    assert len(runs) >= 3
+    assert all(now_s >= 0.5 * sum(lasts_s[:i]) for i, now_s in enumerate(lasts_s[:-1])), lasts_s
+
+
 def stream_and_wide(load: float, burst: int, gpus: int, work_s: float) -> JobBatch:
     """A stream of plain jobs of 10 to 60 minutes for 16 h on four GPUs, and from 2 h on one that is wide."""
     draw, at_s, jobs = np.random.default_rng(1), 0.0, list[JobSpec]()
