@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import gzip
 import json
 import os
 import random
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from plait.control.controller import Controller
-from plait.control.job_store import JobStore
+from plait.control.job_store import JobStore, _packed
 from plait.control.log import EventLog, read_log
 from plait.control.messages import ReplanDue, to_json
 from plait.control.replay import replay
@@ -125,16 +123,13 @@ def test_what_is_left_out_of_jobs_that_ended_decides_nothing(policy: str, tmp_pa
         assert [to_json(c) for c in controller.handle(step.event)] == [to_json(c) for c in step.commands]
 
 
-@pytest.mark.parametrize("ended", [6, 7])
-def test_kinds_that_an_older_snapshot_lacks_are_unknown(ended: int) -> None:
+def test_kinds_that_an_older_snapshot_lacks_are_unknown() -> None:
     store = JobStore()
-    store.append(JobBatch.of(JobSpec(id=f"j{i}", submit_s=0, gpus=1 + i, user="u") for i in range(ended)), 0.0)
-    store.depart(np.arange(ended))
-    data, known = store.frozen(np.arange(0))(), store.ended(0)[0]
-    assert (JobStore.from_json(data).ended(0)[0] == known).all()
-    data["past_kinds"] = base64.b64encode(zlib.compress(known[:, :5].T.tobytes())).decode()  # before there were sizes
-    read = JobStore.from_json(data).ended(0)[0]
-    assert (read[:, :5] == known[:, :5]).all() and not read[:, 5].any()
+    store.append(JobBatch.of(JobSpec(id=f"j{i}", submit_s=0, gpus=1 + i, user="u") for i in range(6)), 0.0)
+    store.depart(np.arange(6))
+    data, kinds = store.frozen(np.arange(0))(), store.ended(0)[0]
+    data["past_kinds"] = _packed(kinds[:, :5].T)  # before there were sizes
+    assert JobStore.from_json(data).ended(0)[0].tolist() == (kinds * [1, 1, 1, 1, 1, 0]).tolist()
 
 
 def _decides_the_same(controller: Controller, policy: Policy, event: ReplanDue, recent: int) -> None:
