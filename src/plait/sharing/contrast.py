@@ -214,7 +214,7 @@ class Ledger:
 
     def most(self, cost: float) -> float:
         """The level, 1 at most, that costs so much, as far as contrasts are sure."""
-        if self.count < LEAST_LEDGER:
+        if self.count < LEAST_LEDGER or self.level <= 0.0:
             return 1.0
         mean_d = self.cost / self.count
         error = math.sqrt(max(self.squares / self.count - mean_d**2, 0.0) / (self.count - 1.0))
@@ -292,7 +292,11 @@ class WholeSteps:
     def judged(self, block: int, around: int, period: int, pace_s: float, level: float, expected: float) -> WholeSteps:
         """After the contrast of the last off block at `level`, which is expected to cost `expected` of a step."""
         parts = before, off, after = self.tail[-around:], self.off, self.ring[:around]
-        if self.variance is None or not off or moved_between(before, after, pace_s, self.variance):
+        if (
+            self.variance is None
+            or not (before and off and after)
+            or moved_between(before, after, pace_s, self.variance)
+        ):
             return replace(self, off=())
         d, error = contrast(*parts) / pace_s, sigma_of(self.variance, block, around, period, pace_s, parts)
         error = max(error, PHASE * EPS)

@@ -461,15 +461,20 @@ class _Law(ShareState):
             self._drop()
 
     def _jumped(self, block: int) -> bool:
-        """Whether the last steps of the on block are longer than those before: a contrast is due."""
+        """Whether the last steps of the on block are longer than those before: a contrast is due.
+
+        Of whole steps, most of them: a single one that waits for data would choose which steps are compared.
+        """
         assert self.variance is not None, "there was an off block"
         assert self.b0_s is not None, "there was an off block"
-        before = JUMP_BLOCKS * block
-        for ring, variance in ((self.ring, self.variance), (self.watch.ring, self.watch.variance or math.inf)):
+        before, stages = JUMP_BLOCKS * block, self.gpu0_s > 0.0 and not self.by_step
+        whole = self.watch.ring, self.watch.variance or math.inf, median
+        for ring, variance, least in ((self.ring, self.variance, mean if stages else median), whole):
             of_step = JUMP_SIGMA * math.sqrt(variance * block / CONTRAST_VARIANCE)
             for steps in JUMP_STEPS:
                 if len(ring) >= before + steps and self.count > AROUND * block:
-                    more = mean(ring[-steps:]) - mean(ring[-steps - before : -steps])
+                    last = min(mean(ring[-steps:]), least(ring[-steps:]))
+                    more = last - mean(ring[-steps - before : -steps])
                     if more > self.b0_s * max(JUMP_EPS * self.eps, of_step / math.sqrt(steps)):
                         return True
         return False

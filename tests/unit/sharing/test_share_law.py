@@ -117,9 +117,24 @@ def test_what_guests_take_beside_the_gpu_is_found_in_whole_steps(cost: Callable[
     assert "whole steps are judged" in described(law.state, law.now_s)
 
 
-def test_whole_steps_that_vary_are_no_cost() -> None:
-    law = Law(host=noisy(0.3), stage_s={"gpu": 0.1}).run(1200.0)
+@pytest.mark.parametrize(("cv", "every", "longer"), [(0.3, 1, 1.0), (0.02, 50, 3.0), (0.02, 8, 3.0)])
+def test_whole_steps_that_vary_are_no_cost(cv: float, every: int, longer: float) -> None:
+    host, begun = noisy(cv), [0.0]  # seconds at which steps began
+
+    def step_s(begun_s: float, share: float) -> float:
+        if begun[-1] != begun_s:
+            begun.append(begun_s)
+        return host(begun_s, 0.0) * (longer if len(begun) % every == 0 else 1.0)
+
+    law = Law(host=step_s, stage_s={"gpu": 0.1}).run(1200.0)
     assert (law.state.by_step, law.state.alarms, law.level) == (False, 0, 1.0)
+
+
+def test_a_job_may_mark_its_stages_in_some_steps_only() -> None:
+    law = Law(host=noisy(0.05))
+    for number in range(60):
+        law.run(2.3, **({"stage_s": {"gpu": 0.1}} if number % 2 else {}))
+    assert law.state.contrasts
 
 
 def jumping(now_s: float, share: float) -> float:
