@@ -58,14 +58,7 @@ class Served(World):
 
     def _spawn(self) -> None:
         self.layout.service_file.unlink(missing_ok=True)
-        words = {
-            "policy": POLICY,
-            "round": 0.1,
-            "lost": LOST_S,
-            "first-step": 0,
-            "settle": 1,
-            "grace": 20,
-        }
+        words = {"policy": POLICY, "round": 0.1, "lost": LOST_S, "first-step": 0, "settle": 1, "grace": 20}
         with open(self.layout.home / "service.log", "ab") as log:
             self._service = subprocess.Popen(
                 [

@@ -339,14 +339,7 @@ def note(jobs: WalkJobs, row: int, status: int, gpus: IntArray, count: int) -> N
     jobs.whole[row, STATUS], jobs.given[row] = status, np.sort(gpus[:count])
 
 
-def promote(
-    row: int,
-    kind: int,
-    projects: Projects,
-    jobs: WalkJobs,
-    devices: Devices,
-    rules: GuestRules,
-) -> int:
+def promote(row: int, kind: int, projects: Projects, jobs: WalkJobs, devices: Devices, rules: GuestRules) -> int:
     """Make a guest the host of its GPUs, if they have none and are not reserved; how many GPUs that closes."""
     lo, hi = jobs.whole[row, LO], jobs.whole[row, HI]
     if hi - lo != jobs.whole[row, GPUS]:
@@ -471,13 +464,7 @@ def admit_hosts(
     return order
 
 
-def keep_guests(
-    lists: Lists,
-    jobs: WalkJobs,
-    devices: Devices,
-    rules: GuestRules,
-    measured: FloatArray,
-) -> None:
+def keep_guests(lists: Lists, jobs: WalkJobs, devices: Devices, rules: GuestRules, measured: FloatArray) -> None:
     """Guests stay where hosts leave room for them, the first ones first; then GPUs are as used as measured."""
     free = [row for row in lists.guests if jobs.whole[row, STATUS] != PROMOTED and not jobs.whole[row, KEPT]]
     for row in free:

@@ -44,11 +44,7 @@ def drawn(headings, rows, width, **more):
 
 @pytest.mark.parametrize("width", [24, 40, 60, 80, 120, 200])
 def test_ids_and_states_are_whole_whatever_a_job_wrote(width):
-    lines = drawn(
-        JOB_COLUMNS,
-        [line(JOB), line(JOB | {"id": "j-2", "state": "failed"})],
-        width,
-    )
+    lines = drawn(JOB_COLUMNS, [line(JOB), line(JOB | {"id": "j-2", "state": "failed"})], width)
     ids = [line for line in lines if line.startswith("j-")]
     assert [line.split()[0] for line in ids] == ["j-12345", "j-2"]
     assert "unreachable" in ids[0]
@@ -99,13 +95,7 @@ def test_a_brief_reason_has_the_line_that_says_what_went_wrong():
 @pytest.mark.parametrize(
     ("headings", "rows"),
     [
-        (
-            JOB_COLUMNS,
-            [
-                line(JOB),
-                line(JOB | {"id": "j-2", "name": "größer 中文", "reason": "ρ " * 300}),
-            ],
-        ),
+        (JOB_COLUMNS, [line(JOB), line(JOB | {"id": "j-2", "name": "größer 中文", "reason": "ρ " * 300})]),
         (("", "~"), [("reason", "word " * 100 + "end"), ("id", "j-1"), ("", None)]),
         (("job", ">gpus"), [("中文", 16), ("j-1 [bold]x[/]", 1)]),
     ],
@@ -134,26 +124,14 @@ NODE = sample(
     usage={"cpu": 0.5, "memory_bytes": 2e11}, jobs=["j-1", "j-2", "j-3"], job_states={"j-1": "running"},
 )  # fmt: skip
 LISTS = {
-    "ls": (
-        JOB_COLUMNS,
-        [line(RUNS), line(FAILED)],
-        ["j-9", "failed", "128", "RuntimeError: CUDA"],
-    ),
-    "queue": (
-        QUEUE_COLUMNS,
-        [_queue_row(WAITS)],
-        ["j-77", "waiting", "128", "1 min 15 s", "needs 128 GPUs"],
-    ),
+    "ls": (JOB_COLUMNS, [line(RUNS), line(FAILED)], ["j-9", "failed", "128", "RuntimeError: CUDA"]),
+    "queue": (QUEUE_COLUMNS, [_queue_row(WAITS)], ["j-77", "waiting", "128", "1 min 15 s", "needs 128 GPUs"]),
     "history": (
         HISTORY_COLUMNS,
         [_history_row(sample(JobRow, **FAILED))],
         ["j-9", "failed", "128", "1 h 5 min ago", "RuntimeError:"],
     ),
-    "nodes": (
-        NODE_COLUMNS,
-        [_node_row(NODE)],
-        ["node-a-17", "suspect", " 8 ", "1 min 15 s ago", "j-1 running"],
-    ),
+    "nodes": (NODE_COLUMNS, [_node_row(NODE)], ["node-a-17", "suspect", " 8 ", "1 min 15 s ago", "j-1 running"]),
 }
 
 

@@ -98,16 +98,7 @@ def demonstrate_network(out: Path, examples: Path | None) -> None:
         log = list(service.all_events())
     _show(worlds)
     write_text(out / "events-network.json", json.dumps(log))
-    found = [
-        {
-            "world": w.name,
-            "policy": w.policy,
-            "looks": w.looks,
-            "jobs": w.last,
-            "ended": w.ended,
-        }
-        for w in worlds
-    ]
+    found = [{"world": w.name, "policy": w.policy, "looks": w.looks, "jobs": w.last, "ended": w.ended} for w in worlds]
     write_text(out / "network.json", json.dumps(msgspec.to_builtins(found), indent=1))
     result = replay(list(read_rows(log))).result(
         trace="demo",

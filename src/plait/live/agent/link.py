@@ -199,12 +199,7 @@ class Link:
 class _Connection:
     """A persistent HTTP connection, reopened after any error."""
 
-    def __init__(
-        self,
-        address: Address,
-        trust: Callable[[str], ssl.SSLContext],
-        read_s: float = _READ_S,
-    ) -> None:
+    def __init__(self, address: Address, trust: Callable[[str], ssl.SSLContext], read_s: float = _READ_S) -> None:
         self._address, self._trust, self._read_s = address, trust, read_s
         self._http: http.client.HTTPConnection | None = None
         self._token = ""
