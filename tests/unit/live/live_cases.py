@@ -13,6 +13,7 @@ from plait.live.protocol import wire
 from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.options import Options
 from plait.live.store import Store
+from plait.live.store.schema import StoredJob
 from plait.network.topology.declared import read_network
 
 Key = tuple[int, int, int]
@@ -126,10 +127,13 @@ class Cluster:
                 if node.info.id not in silent:
                     node.sync()
 
-    def state(self, job: int) -> str:
+    def stored(self, job: int) -> StoredJob:
         stored = self.store.job(job)
         assert stored is not None
-        return str(stored.row.state)
+        return stored
+
+    def state(self, job: int) -> str:
+        return str(self.stored(job).row.state)
 
     def types(self) -> list[str]:
         return [entry.type for entry in self.store.entries()]

@@ -201,8 +201,7 @@ def test_progress_counts_iterations_at_the_first_batch_and_people_see_steps(clus
     assert known(c, "iterations_done") == 10.0
     c.nodes[0].end(0)
     c.pass_s(2.2)
-    stored = c.store.job(0)
-    assert stored is not None
+    stored = c.stored(0)
     assert (stored.row.state, stored.row.iterations_done, stored.row.iterations) == (
         "finished",
         100.0,
@@ -223,16 +222,14 @@ def test_an_ended_job_shows_the_size_it_ended_on(cluster: Make) -> None:
     c.pass_s()
     c.nodes[0].end(0)
     c.pass_s()
-    stored = c.store.job(0)
-    assert stored is not None
+    stored = c.stored(0)
     assert (stored.row.state, stored.row.gpus, stored.row.iterations_done, stored.row.iterations) == (
         "finished",
         held,
         10.0,
         100.0,
     )
-    waits = c.store.job(1)
-    assert waits is not None
+    waits = c.stored(1)
     assert waits.row.gpus == 4
 
 

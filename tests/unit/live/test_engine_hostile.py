@@ -66,8 +66,7 @@ def test_an_end_that_no_process_has_can_be_stored(cluster: Make, code: int, reas
     c = started(cluster)
     c.nodes[0].end(0, code, reason=reason)
     go(c, 3)
-    stored = c.store.job(0)
-    assert stored is not None
+    stored = c.stored(0)
     assert stored.row.failures == 1
     (failed,) = (a for a in stored.attempts if a.state == "failed")
     (rank,) = failed.ranks
@@ -95,8 +94,7 @@ def test_a_report_that_cannot_be_taken_fails_its_job_and_is_logged_by_the_servic
     assert vars(record)["facts"] == {"job": 0, "epoch": 1}
     assert not c.engine.counts.problems
     go(c, 1)
-    stored = c.store.job(0)
-    assert stored is not None
+    stored = c.stored(0)
     assert "the agent sent an invalid report about this process: no such profile" in stored.attempts[0].reason
 
 

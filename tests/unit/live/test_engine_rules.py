@@ -155,8 +155,7 @@ def test_failure_of_one_process_stops_the_gang_and_is_retried(cluster: Make) -> 
     assert c.state(0) == "running"
     c.nodes[0].end(0, -9, rank=0)
     c.pass_s(2.2)
-    stored = c.store.job(0)
-    assert stored is not None
+    stored = c.stored(0)
     assert (stored.row.state, stored.row.failures, stored.row.epoch) == ("failed", 2, 2)
     assert "rank 0 was killed by SIGKILL" in stored.row.reason
 
@@ -172,8 +171,7 @@ def test_preempted_jobs_go_on_later_without_using_a_retry(cluster: Make) -> None
     assert (c.state(0), c.state(1)) == ("running", "waiting")  # a restart would cost more than it has run
     c.pass_s(7.0)
     assert (c.state(0), c.state(1)) == ("waiting", "running")
-    stored = c.store.job(0)
-    assert stored is not None
+    stored = c.stored(0)
     assert (stored.row.preemptions, stored.row.failures, stored.attempts[0].state) == (1, 0, "preempted")
     c.nodes[0].end(1)
     c.pass_s(2.2)
@@ -191,8 +189,7 @@ def test_ends_after_a_requested_stop_are_no_failures(cluster: Make, code: int | 
     c.pass_s(0.6)
     c.nodes[0].end(0, code)
     c.pass_s(0.6)
-    stored = c.store.job(0)
-    assert stored is not None
+    stored = c.stored(0)
     assert (stored.row.state, stored.row.failures) == ("waiting", 0)
 
 
@@ -207,8 +204,7 @@ def test_a_gang_stopped_while_it_starts_uses_no_retry(cluster: Make, first: int)
     for rank in (first, 1 - first):
         c.nodes[0].end(0, (-15, 1)[rank], rank=rank, reason="connection closed by peer" if rank else None)
         c.pass_s(0.6)
-    stored = c.store.job(0)
-    assert stored is not None
+    stored = c.stored(0)
     assert (stored.row.state, stored.row.failures, stored.attempts[0].state) == ("waiting", 0, "preempted")
 
 
@@ -222,8 +218,7 @@ def test_a_gang_that_fails_by_itself_when_it_is_stopped_has_failed(cluster: Make
     c.nodes[0].end(0, 75, rank=0)
     c.nodes[0].end(0, 1, rank=1, reason="AssertionError")
     c.pass_s(0.6)
-    stored = c.store.job(0)
-    assert stored is not None
+    stored = c.stored(0)
     assert (stored.row.state, stored.row.reason) == ("failed", "AssertionError (rank 1, exit code 1)")
 
 
@@ -245,8 +240,7 @@ def test_a_rank_that_left_with_0_before_its_peers_fail_is_named(cluster: Make, o
         c.now += later_s
         c.nodes[0].sync()
     c.pass_s(0.6)
-    stored = c.store.job(0)
-    assert stored is not None
+    stored = c.stored(0)
     first = brief(stored.row.reason)
     assert (stored.row.state, first) == (
         "failed",
@@ -262,8 +256,7 @@ def test_a_rank_that_ends_with_0_after_the_failure_of_a_peer_is_not_named(cluste
     c.nodes[0].end(0, 1, rank=0, reason="exit code 1; last lines of the log: ValueError: bad", ended_s_ago=5.0)
     c.nodes[0].end(0, 0, rank=1, ended_s_ago=1.0)
     c.pass_s(0.6)
-    stored = c.store.job(0)
-    assert stored is not None
+    stored = c.stored(0)
     assert brief(stored.row.reason) == "ValueError: bad (rank 0, exit code 1)"
 
 
@@ -277,8 +270,7 @@ def test_the_process_of_a_gang_that_failed_first_is_the_cause(cluster: Make) -> 
         0, -9, rank=1, reason="killed by SIGKILL (by hand, or out of memory); it printed nothing", ended_s_ago=0.4
     )
     c.pass_s(0.6)
-    stored = c.store.job(0)
-    assert stored is not None
+    stored = c.stored(0)
     assert stored.row.reason == "rank 1 was killed by SIGKILL (by hand, or out of memory); it printed nothing"
     c.restart()
     assert c.store.job(0).row.reason == stored.row.reason
@@ -290,8 +282,7 @@ def test_a_gang_whose_peer_was_lost_with_its_node_uses_no_retry(cluster: Make) -
     c.pass_s()
     c.nodes[1].end(0, 1, reason="connection reset by peer")
     c.pass_s(17, silent=["n0"])
-    stored = c.store.job(0)
-    assert stored is not None
+    stored = c.stored(0)
     assert (stored.row.state, stored.row.failures, stored.attempts[0].state) == ("waiting", 0, "lost")
 
 
@@ -338,8 +329,7 @@ def test_starts_that_fail_are_tried_again_then_count(cluster: Make) -> None:
             k = (run.job, run.epoch, run.rank)
             c.nodes[0].seen[k] = Seen(*k, ENDED, pid=0, exit_code=127, reason="no such program")
     c.pass_s(1.1)
-    stored = c.store.job(0)
-    assert stored is not None
+    stored = c.stored(0)
     assert (stored.row.state, stored.row.epoch) == ("failed", 2)
     assert stored.row.reason == "no such program"
     assert "LaunchFailed" in c.types()
@@ -410,8 +400,7 @@ def test_an_attempt_gets_time_for_its_first_step_before_it_makes_room(cluster: M
     c.nodes[0].report(0, held_s=11.0, steps=1.0, step_s=0.1)
     c.pass_s(2.2)
     assert c.nodes[0].jobs() == {1}
-    stored = c.store.job(0)
-    assert stored is not None
+    stored = c.stored(0)
     assert stored.attempts[0].state == "preempted"
     c.nodes[0].report(1, held_s=15.0)
     c.pass_s(10)
@@ -470,8 +459,7 @@ def test_a_new_agent_without_a_journal_has_lost_what_it_does_not_list(cluster: M
     c.pass_s()
     c.nodes[0].agent, c.nodes[0].seen = "another", {}
     c.pass_s(2.2)
-    stored = c.store.job(0)
-    assert stored is not None
+    stored = c.stored(0)
     assert (stored.row.state, stored.row.epoch, stored.row.failures) == ("running", 2, 0)
 
 
@@ -514,8 +502,7 @@ def test_jobs_wait_for_nodes_then_those_that_can_never_fit_are_refused(cluster: 
     assert (c.state(0), c.state(1)) == ("starting", "starting")
     c.submit({"gpus": 5})
     c.pass_s(11)
-    stored = c.store.job(2)
-    assert stored is not None
+    stored = c.stored(2)
     assert stored.row.state == "failed"
     assert "needs 5 GPUs" in stored.row.reason
 
@@ -555,8 +542,7 @@ def test_service_counts_over_all_attempts(cluster: Make) -> None:
     c.pass_s(0.6)
     c.nodes[0].end(0, 0)
     c.pass_s()
-    stored = c.store.job(0)
-    assert stored is not None
+    stored = c.stored(0)
     assert (stored.row.attained_gpu_s, stored.row.run_s, stored.row.iterations_done) == (28.0, 14.0, 7.0)
 
 
@@ -623,8 +609,7 @@ def test_progress_without_a_checkpoint_is_not_shown_as_kept(cluster: Make, saves
     c.nodes[0].obeys = False
     c.engine.drain("n0", c.now, may_lose_work=True)
     c.pass_s(3.0)
-    stored = c.store.job(job)
-    assert stored is not None
+    stored = c.stored(job)
     assert (stored.row.state, stored.row.iterations_done) == ("waiting", 40.0 if saves else 0.0)
 
 
@@ -1089,8 +1074,7 @@ def test_a_job_whose_checkpoints_fail_is_not_stopped_until_one_is_written(cluste
 
 
 def epoch_of(c: Cluster, job: int) -> int:
-    stored = c.store.job(job)
-    assert stored is not None
+    stored = c.stored(job)
     return int(stored.row.epoch)
 
 

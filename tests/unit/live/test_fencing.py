@@ -129,8 +129,7 @@ def test_a_folder_that_stays_unwritable_fails_its_job_unless_the_disk_is_full(
     c.pass_s(80)
     assert (c.state(0), c.state(1)) == (state, "waiting" if state == "starting" else "running")
     if state == "failed":
-        stored = c.store.job(0)
-        assert stored is not None
+        stored = c.stored(0)
         assert "refused: 'jobs/j-0/EPOCH'; the folder of the job could not be written in 10 tries" in stored.row.reason
         return
     c.engine.cancel(0, c.now)  # nothing of it runs anywhere

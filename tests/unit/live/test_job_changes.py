@@ -54,8 +54,7 @@ def test_a_requeued_job_saves_a_checkpoint_and_waits_again_without_a_failure(clu
     assert epoch(c, 0) == 2  # first come, first served: it is the first again
     counted = [int(column(c, name, 0)) for name in ("failures", "preemptions", "starts")]
     assert counted == [0, 0, 2]
-    stored = c.store.job(0)
-    assert stored is not None
+    stored = c.stored(0)
     assert [(one.state, one.reason) for one in stored.attempts] == [("preempted", "requeued by ann"), ("running", None)]
     assert said(c, "RequeueAsked") == ["j-0 was sent back to the queue by ann"]
     assert said(c, "StopAsked") == ["j-0 was asked to stop: requeued by ann"]
@@ -345,8 +344,7 @@ def test_whoever_was_preempted_learns_for_whom_and_why(cluster: Make) -> None:
     why = "preempted for j-1 of bob; place 1 in its order against 2; policy las:quantum_s=1"
     found = c.engine.explain(0, c.now).last_stop
     assert (found.attempt, found.why, found.for_) == (1, why, ["j-1"])
-    stored = c.store.job(0)
-    assert stored is not None
+    stored = c.stored(0)
     assert stored.attempts[0].reason == why
     assert said(c, "StopAsked") == [f"j-0 was asked to stop: {why}"]
     c.restart()

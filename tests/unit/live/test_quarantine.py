@@ -187,8 +187,7 @@ def test_a_report_that_cannot_be_read_fails_its_job_and_no_other(tmp_path: Path)
     c.engine.observe(wire.decode_report(json.dumps(data).encode()), c.now)
     states = [c.state(job) for job in jobs]
     assert states == ["failed"] * len(ODD_SEEN) + ["running"]
-    stored = c.store.job(jobs[0])
-    assert stored is not None
+    stored = c.stored(jobs[0])
     assert (
         "the agent sent an unreadable report about this process: Seen: Expected `float`, got `str` - at `$.steps`"
         in stored.row.reason
@@ -226,8 +225,7 @@ def test_numbers_of_a_report_are_never_more_than_a_store_holds(tmp_path: Path) -
     c.pass_s(3.0)
     c.nodes[0].end(job, 10**30, reason="x" * 800_000)
     c.pass_s(3.0)
-    stored = c.store.job(job)
-    assert stored is not None
+    stored = c.stored(job)
     assert stored.row.state == "failed"
     assert len(stored.row.reason) < 3000
     assert "(cut: 800000 characters)" in stored.row.reason

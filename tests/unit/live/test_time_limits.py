@@ -20,7 +20,6 @@ from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.explain.durations import History, draw
 from plait.live.scheduler.explain.queue_arrays import Who, arrays_of
 from plait.live.scheduler.records.event_words import in_words
-from plait.live.store.schema import StoredJob
 
 Make = Callable[..., Cluster]
 REACHED = "time limit of 10.0 s (--time) reached"
@@ -32,12 +31,6 @@ def run(c: Cluster, seconds: float, job: int = 0, before_s: float = 0.0) -> None
         for node in c.nodes:
             node.report(job, held_s=before_s + tenth / 2)
         c.pass_s(0.5)
-
-
-def stored(c: Cluster, job: int) -> StoredJob:
-    found = c.store.job(job)
-    assert found is not None
-    return found
 
 
 def stops(c: Cluster) -> list[dict[str, Any]]:
@@ -52,8 +45,8 @@ def test_a_job_fails_at_its_time_limit_with_a_reason_that_names_the_option(clust
     assert c.state(0) == "running"
     assert c.engine.explain(0, c.now).limit_left_s == pytest.approx(0.5)
     run(c, 2.0, before_s=9.5)
-    assert (c.state(0), stored(c, 0).row.reason) == ("failed", REACHED)
-    (attempt,) = stored(c, 0).attempts
+    assert (c.state(0), c.stored(0).row.reason) == ("failed", REACHED)
+    (attempt,) = c.stored(0).attempts
     assert (attempt.state, attempt.reason) == ("time limit", "time limit of 10.0 s (--time)")
     c.pass_s(2.2)
     assert c.state(1) == "running"  # its GPU is free again
@@ -68,11 +61,11 @@ def test_attempts_count_together_also_after_a_restart_of_the_service(cluster: Ma
     c.pass_s(3.3)
     c.restart()
     c.pass_s(3.3)
-    assert (c.state(0), stored(c, 0).row.epoch) == ("running", 2)
+    assert (c.state(0), c.stored(0).row.epoch) == ("running", 2)
     run(c, 3.5)
     assert c.state(0) == "running"
     run(c, 2.0, before_s=3.5)
-    assert (c.state(0), stored(c, 0).row.reason) == ("failed", REACHED)
+    assert (c.state(0), c.stored(0).row.reason) == ("failed", REACHED)
 
 
 def test_a_job_that_is_preempted_when_its_time_is_over_does_not_start_again(cluster: Make) -> None:
@@ -85,7 +78,7 @@ def test_a_job_that_is_preempted_when_its_time_is_over_does_not_start_again(clus
     run(c, 2.0, before_s=9.5)
     c.nodes[0].obeys = True
     c.pass_s(2.2)
-    assert (c.state(0), stored(c, 0).row.epoch, stored(c, 0).row.reason) == ("failed", 1, REACHED)
+    assert (c.state(0), c.stored(0).row.epoch, c.stored(0).row.reason) == ("failed", 1, REACHED)
 
 
 @pytest.mark.parametrize(("exit_code", "state"), [(0, "finished"), (1, "failed"), (PREEMPTED, "failed")])
@@ -107,7 +100,7 @@ def test_the_warning_gives_the_job_until_its_limit(cluster: Make, exit_code: int
     assert c.state(0) == state
     early = "ended 2.0 s before its time limit of 10.0 s (--time), at the warning (--signal); to go on from its "
     early += "checkpoint: plait clone j-0 --from-checkpoint"
-    assert stored(c, 0).row.reason == ("" if state == "finished" else early)
+    assert c.stored(0).row.reason == ("" if state == "finished" else early)
 
 
 @pytest.mark.parametrize(("limit_s", "state"), [(None, "waiting"), (1000.0, "waiting"), (50.0, "running")])
@@ -193,7 +186,7 @@ def test_a_time_limit_is_changed_while_the_job_runs_until_it_is_reached(cluster:
         c.engine.update(0, {"time_limit_s": 99.0}, c.now, by="ann")
     c.nodes[0].end(0, PREEMPTED)
     c.pass_s(2.2)
-    assert stored(c, 0).row.reason == "time limit of 14.0 s (--time) reached"
+    assert c.stored(0).row.reason == "time limit of 14.0 s (--time) reached"
 
 
 def test_a_project_has_a_default_and_a_longest_time_limit(cluster: Make) -> None:

@@ -30,8 +30,7 @@ def states(c: Cluster) -> list[str]:
 
 
 def reason(c: Cluster, job: int) -> Any:
-    stored = c.store.job(job)
-    assert stored is not None
+    stored = c.stored(job)
     return c.engine.jobs([job], c.now).get(job, stored.row).reason
 
 

@@ -72,8 +72,7 @@ def test_a_program_that_ends_in_the_same_way_twice_is_not_started_again(
         c.nodes[0].report(job, held_s=held_s)
         c.nodes[0].end(job, exit_code, reason=text)
     c.pass_s(4.0)
-    stored = c.store.job(job)
-    assert stored is not None
+    stored = c.stored(job)
     assert (stored.row.state, stored.row.starts) == ("failed", 2)
     assert brief(stored.row.reason) == f"{cause}; {AGAIN}; failed 2 times"
     c.restart()  # the log says it again
