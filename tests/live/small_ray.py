@@ -62,7 +62,7 @@ class SmallRay:
         return pid
 
     def executor(self, name: str) -> int | None:
-        return next((pid for pid in self.member(name).pids if _title(pid).startswith("ray::Executor")), None)
+        return next((pid for pid in self.member(name).pids if title(pid).startswith("ray::Executor")), None)
 
     def kill_machine(self, name: str) -> None:
         """SIGKILL to all that Ray runs on a node, again until nothing is left: it starts its own processes anew."""
@@ -74,7 +74,7 @@ class SmallRay:
                     continue
 
 
-def _title(pid: int) -> str:
+def title(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:

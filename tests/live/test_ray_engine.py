@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import test_chaos as chaos
-from small_ray import SmallRay, why_not
+from small_ray import SmallRay, title, why_not
 
 from plait.core.errors import InputError
 from plait.live.api.jobs import JobRow
@@ -235,3 +235,39 @@ def test_without_a_head_it_says_so_at_once(tmp_path: Path) -> None:
     backend = RayBackend(Layout(tmp_path), {"address": "127.0.0.1:1"}, 1.0)
     with pytest.raises(InputError, match=r"no head of a Ray cluster answers at 127\.0\.0\.1:1 .*plait ray up"):
         backend.start()
+
+
+def test_nodes_are_requested_from_rays_autoscaler_and_given_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The autoscaler of the head has n0 always, and n1 if it is requested and not idle."""
+    world.ray.down()
+    cluster, node = world.ray.cluster, {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 1}
+    start, flags = cluster._start, ("use_node_id_as_ip", "disable_node_updaters", "disable_launch_config_check")
+
+    def start_head(what: dict[str, list[str]]) -> None:
+        labels = [{"plait/node": f"n{i}", "plait/slots": "2"} for i in range(2)]
+        kinds = {f"kind{i}": node | {"min_workers": 1 - i, "labels": labels[i]} for i in range(2)}
+        lists = ("setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray", "initialization")
+        config = {
+            "cluster_name": "rented", "max_workers": 2, "idle_timeout_minutes": 0.05, "upscaling_speed": 1.0,
+            "provider": dict.fromkeys((*flags, "foreground_node_launch"), True)
+            | {"type": "fake_multinode", "gcs_address": world.ray.address},
+            "available_node_types": kinds | {"head": node | {"resources": {"CPU": 0}, "max_workers": 0}},
+            "head_node_type": "head", "auth": {}, "docker": {}, "file_mounts": {}, "cluster_synced_files": [],
+            **{f"{name}_commands": [] for name in lists},
+        }  # fmt: skip
+        file = cluster.folder / "rented.json"
+        file.write_text(json.dumps(config))
+        start({HEAD: [*what[HEAD], "--autoscaling-config", str(file)]} if HEAD in what else {})
+
+    monkeypatch.setattr(cluster, "_start", start_head)
+    monkeypatch.setenv("RAY_FAKE_CLUSTER", "1")
+    monkeypatch.setenv("AUTOSCALER_UPDATE_INTERVAL_S", "1")
+    world.ray.up()
+    world("up", "--backend", "ray", "--address", world.ray.address, "-o", "max-nodes=2", "-o", "idle=3", "--round", 0.5)
+    for turn in range(2):
+        with Client.at(str(world.layout.home)) as client:
+            client.submit([{"command": ["sleep", "1000"], "gpus": 2} for _ in range(2 - turn)])
+            until(lambda: len({node for job in world.running() for node in job.nodes}) == 2, "two nodes", world)
+            client.cancel(next(job.id for job in world.running() if job.nodes == ["n1"]))
+        until(lambda: list(world.nodes()) == ["n0"], "n1 to be given back", world)
+        until(lambda: sum("raylet/raylet" in title(pid) for pid in world.ray.member(HEAD).pids) == 2, "n1's end", world)
