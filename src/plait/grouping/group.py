@@ -87,8 +87,9 @@ def assembled(
         # The numbers of present groups change from decision to decision; only who is together counts.
         together = None if now is None else tuple([seen.setdefault(now[row], len(seen)) for row in rows])
         order = None if bucket.rows is None else tuple(bucket.rows)
-        key = ("jobs", bucket.model, tuple(bucket.nodes), order, together)
-        value, groups = cache.remember(key, partial(_of_jobs, bucket, now))
+        key = ("jobs", bucket.known, bucket.model.of_job.tobytes(), tuple(bucket.nodes), order, together)
+        make = partial(_of_jobs, bucket, now)
+        value, groups = cache.remember(key, make) if len(rows) <= MOST_REMEMBERED else make()
         total += value
         found += [(tuple([rows[position] for position in one[0]]), *one[1:]) for one in groups]
     found.sort()
@@ -350,7 +351,7 @@ def checked(options: GroupingOptions, jobs: Candidates, method: str = "auto") ->
         raise InputError(f"memory_kept is a part of a peak from 0 to 1, got {options.memory_kept}")
 
 
-#: Jobs of a bucket up to which its classes are remembered: the same thousands of jobs rarely come again.
+#: Jobs of a bucket up to which classes and groups are remembered: the same thousands of jobs rarely come again.
 MOST_REMEMBERED = 1000
 
 

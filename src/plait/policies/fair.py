@@ -80,11 +80,7 @@ class Drf:
         cpus = float(cluster.node_cpus[cluster.node_up].sum())
         memory = float(cluster.node_memory_bytes[cluster.node_up].sum())
         return np.column_stack(
-            [
-                jobs.gpus / max(cluster.gpus_up, 1),
-                jobs.cpus / max(cpus, 1.0),
-                jobs.memory_bytes / max(memory, 1.0),
-            ]
+            [jobs.gpus / max(cluster.gpus_up, 1), jobs.cpus / max(cpus, 1.0), jobs.memory_bytes / max(memory, 1.0)]
         )
 
 

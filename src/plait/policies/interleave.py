@@ -201,11 +201,7 @@ class Room:
         kinds = np.broadcast_to(allowed_kinds(view), len(view.jobs))
         sets = np.union1d(kinds, cluster.any_kind)
         has = (sets[:, None] >> cluster.node_kind) & 1 == 1
-        return cls(
-            np.searchsorted(sets, kinds),
-            has @ view.node_gpus,
-            sets[:, None] & ~sets == 0,
-        )
+        return cls(np.searchsorted(sets, kinds), has @ view.node_gpus, sets[:, None] & ~sets == 0)
 
     def asked(self, gpus: IntArray, rows: IntArray) -> IntArray:
         """GPUs requested by these rows, each in all sets that it takes from."""

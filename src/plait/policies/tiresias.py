@@ -124,8 +124,4 @@ class Queues:
             return (np.where(np.isnan(jobs.first_start_s), np.inf, jobs.first_start_s),)
         stayed = level == jobs.level
         stayed[promoted] = False
-        return (
-            ~stayed,
-            np.where(stayed, ~jobs.running, 0),
-            np.where(stayed, jobs.position, 0),
-        )
+        return (~stayed, np.where(stayed, ~jobs.running, 0), np.where(stayed, jobs.position, 0))

@@ -154,11 +154,7 @@ def test_a_gang_that_never_fits_is_refused_at_submission() -> None:
     [
         (job("k", 1, gpu_kinds=("h100",)), "1x2:v100", "wants GPU kinds h100; this cluster has v100"),
         (job("m", 3), "1x2:a,1x2:b", "needs 3 GPUs of one kind; the largest gang that fits this cluster is 2"),
-        (
-            job("c", 2, cpus=20.0),
-            "2x2+8c",
-            "needs 2 GPUs of one kind, each with 10 CPUs (nodes have up to 8);",
-        ),
+        (job("c", 2, cpus=20.0), "2x2+8c", "needs 2 GPUs of one kind, each with 10 CPUs (nodes have up to 8);"),
     ],
 )
 def test_refusals_say_what_would_fit(spec: JobSpec, cluster: str, reason: str) -> None:

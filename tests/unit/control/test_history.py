@@ -43,13 +43,7 @@ def test_an_empty_run_has_an_empty_timeline():
 
 
 def test_two_jobs_take_one_gpu_in_turn():
-    events = [
-        submit(0, job("a"), job("b", seconds=50)),
-        decide(0),
-        finish(0, 100),
-        decide(100),
-        finish(1, 150),
-    ]
+    events = [submit(0, job("a"), job("b", seconds=50)), decide(0), finish(0, 100), decide(100), finish(1, 150)]
     t = run("1x1", events, [[([0], [0])], [([1], [0])]])[1].timeline()
     assert spans(t) == [(0, 0, 100, 1, 1, "FINISHED"), (1, 100, 150, 1, 1, "FINISHED")]
     assert waits(t) == [(1, 0, 100, 50)]
@@ -65,11 +59,7 @@ def test_a_preempted_job_waits_with_what_it_has_left():
     ]  # fmt: skip
     controller, history = run("1x1", events, [[([0], [0])], [([1], [0])], [([0], [0])]])
     t = history.timeline()
-    assert spans(t) == [
-        (0, 0, 30, 1, 1, "STOPPED"),
-        (0, 50, 120, 1, 1, "FINISHED"),
-        (1, 30, 50, 1, 1, "FINISHED"),
-    ]
+    assert spans(t) == [(0, 0, 30, 1, 1, "STOPPED"), (0, 50, 120, 1, 1, "FINISHED"), (1, 30, 50, 1, 1, "FINISHED")]
     assert waits(t) == [(0, 30, 50, 70)]
     assert t.span_iterations.tolist() == [30, 70, 20]
     assert t.span_continued.tolist() == [False, False, False]

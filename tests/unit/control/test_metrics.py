@@ -26,13 +26,7 @@ def job(name, submit_s=0.0, gpus=1, seconds=100.0, profile=None, **more):
 
 
 def two_jobs_one_gpu():
-    events = [
-        submit(0, job("a"), job("b", seconds=50)),
-        decide(0),
-        finish(0, 100),
-        decide(100),
-        finish(1, 150),
-    ]
+    events = [submit(0, job("a"), job("b", seconds=50)), decide(0), finish(0, 100), decide(100), finish(1, 150)]
     return run("1x1", events, [[([0], [0])], [([1], [0])]])
 
 
@@ -40,13 +34,7 @@ def test_two_jobs_one_gpu_by_hand():
     result = measure(*two_jobs_one_gpu(), trace="tiny", world="none", seed=3, wall_s=0.5)
     s = result.summary
     assert list(s)[:5] == ["trace", "policy", "world", "seed", "cluster"]
-    assert (s["trace"], s["policy"], s["world"], s["seed"], s["cluster"]) == (
-        "tiny",
-        "scripted",
-        "none",
-        3,
-        "1x1",
-    )
+    assert (s["trace"], s["policy"], s["world"], s["seed"], s["cluster"]) == ("tiny", "scripted", "none", 3, "1x1")
     assert (s["jobs"], s["finished"], s["failed"], s["cancelled"], s["refused"]) == (2, 2, 0, 0, 0)
     assert (s["avg_jct_s"], s["p50_jct_s"], s["makespan_s"]) == (125, 125, 150)
     assert s["p95_jct_s"] == pytest.approx(147.5)

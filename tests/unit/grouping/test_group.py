@@ -239,6 +239,14 @@ class TestOneAnswer:
         group(candidates(stage_s[::-1]), cache=cache)
         assert cache.made == made
 
+    def test_a_cache_does_not_grow_by_sets_too_large_to_come_again(self):
+        cache, stage_s, sizes = GroupingCache(), few_kinds(24, 5), set()
+        with mock.patch.dict(group.__globals__, MOST_REMEMBERED=23):
+            for i in range(3):
+                group(candidates(np.roll(stage_s, i, axis=0)), cache=cache)
+                sizes.add(len(cache))
+        assert len(sizes) == 1
+
     def test_compiled_or_not(self):
         """Small problems do not wait for the compiler; what they get is the same."""
         jobs = candidates(continuous(14), memory_bytes=np.arange(14.0))
@@ -341,19 +349,11 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("column", "value", "message"),
         [
-            (
-                "stage_s",
-                np.array([[1.0] * 4, [1, -1, 1, 1], [1.0] * 4]),
-                "row 1: stage_s must be finite, >= 0",
-            ),
+            ("stage_s", np.array([[1.0] * 4, [1, -1, 1, 1], [1.0] * 4]), "row 1: stage_s must be finite, >= 0"),
             ("stage_s", np.array([[1.0] * 4, [1.0] * 4, [0.0] * 4]), "row 2: stage_s"),
             ("stage_s", np.array([[np.nan] * 4, [1.0] * 4, [0.0] * 4]), "row 0: stage_s"),
             ("stage_s", np.ones(3), r"stage_s must have shape \(jobs, resources\), got \(3,\)"),
-            (
-                "iteration_s",
-                np.array([1.0, 0.0, 1.0]),
-                "row 1: iteration_s must be a positive number",
-            ),
+            ("iteration_s", np.array([1.0, 0.0, 1.0]), "row 1: iteration_s must be a positive number"),
             ("iteration_s", np.ones(2), r"iteration_s must have shape \(3,\), as for 3 jobs, got \(2,\)"),
             ("gpus", np.array([1, 1, 0]), "row 2: gpus must be at least 1, got 0"),
             ("memory_bytes", np.array([-1.0, 1, 1]), "row 0: memory_bytes must be finite and >= 0, got -1.0"),

@@ -38,11 +38,7 @@ def parts(view: View, *members: tuple[int, ...]) -> list[tuple[list[tuple[int, .
 
 def test_groups_that_stay_and_groups_that_grow_move_nobody():
     view = view_of([0, 0, 1, -1, -1])
-    assert parts(view, (0, 1), (2, 3), (4,)) == [
-        ([(0, 1)], [[0, 1]], []),
-        ([(2, 3)], [[2]], []),
-        ([(4,)], [], []),
-    ]
+    assert parts(view, (0, 1), (2, 3), (4,)) == [([(0, 1)], [[0, 1]], []), ([(2, 3)], [[2]], []), ([(4,)], [], [])]
 
 
 def test_a_group_goes_on_where_most_of_its_members_are():
