@@ -128,6 +128,8 @@ def test_up_ends_nothing_if_the_service_does_not_start(
     monkeypatch.setattr(starting, "start_service", start_service)
     with pytest.raises(InputError, match="a service runs already"):
         starting.start(layout, {})
+    with pytest.raises(InputError, match="no option 'max-node' of nodes on this machine; there are: delay, idle, max-"):
+        starting.start(layout, {"nodes": 1, "max-node": "4"})
     assert nodes.asked == []
 
 

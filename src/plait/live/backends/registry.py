@@ -119,5 +119,8 @@ def _ray(layout: Layout, options: Mapping[str, Any], stop_grace_s: float) -> Nod
     return RayBackend(layout, options, stop_grace_s)
 
 
+#: Options that nodes of this machine know: those of `plait up`, and those that are given by -o.
+UP_OPTIONS = ("backend", "nodes", "gpus-per-node", "cpu-slots", "fake", "address", "rack-size", "as-owner", "racks")
+PAIRS = ("delay", "idle", "max-nodes", "slot-memory")
 #: Backends that come with plait, by name.
 OWN: dict[str, Factory] = {"local": _local, "ray": _ray, "slurm": _slurm}

@@ -72,16 +72,7 @@ from plait.live.client.transport import (
 from plait.live.layout import array_index, job_number
 from plait.live.trackers import addresses_in
 
-__all__ = [
-    "FINAL",
-    "PAGE",
-    "Client",
-    "NotRunning",
-    "Refused",
-    "ServiceError",
-    "read_service_file",
-    "service_url",
-]
+__all__ = ["FINAL", "PAGE", "Client", "NotRunning", "Refused", "ServiceError", "read_service_file", "service_url"]
 
 T = TypeVar("T")
 #: Entries of a job's history that come in one answer.

@@ -18,7 +18,7 @@ from plait.core.files import replace_file
 from plait.core.words import counted, duration
 from plait.live.api.cluster import NodeRow
 from plait.live.backends.base import NodeBackend
-from plait.live.backends.registry import HALVES, open_backend
+from plait.live.backends.registry import HALVES, PAIRS, UP_OPTIONS, open_backend
 from plait.live.client.client import Client
 from plait.live.client.transport import read_service_file
 from plait.live.discovery import file_of
@@ -75,6 +75,9 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     if make_private(layout.home).stat().st_mode & 0o066:
         note(f"other users can look into {layout.home}; close it with: chmod 700 {layout.home}")
     options = {**remembered(layout), **given}
+    unknown = sorted(for_backend(given).keys() - {*UP_OPTIONS, *PAIRS})
+    if unknown and options.get("backend", "local") == "local":
+        raise InputError(f"no option {unknown[0]!r} of nodes on this machine; there are: {', '.join(PAIRS)}")
     if options.get("as-owner"):
         _close_files(layout)
     if "lost" in given and "lease" not in given:
