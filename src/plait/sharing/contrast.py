@@ -291,12 +291,8 @@ class WholeSteps:
 
     def judged(self, block: int, around: int, period: int, pace_s: float, level: float, expected: float) -> WholeSteps:
         """After the contrast of the last off block at `level`, which is expected to cost `expected` of a step."""
-        parts = before, off, after = self.tail[-around:], self.off, self.ring[:around]
-        if (
-            self.variance is None
-            or not (before and off and after)
-            or moved_between(before, after, pace_s, self.variance)
-        ):
+        parts = before, _, after = self.tail[-around:], self.off, self.ring[:around]
+        if self.variance is None or not all(parts) or moved_between(before, after, pace_s, self.variance):
             return replace(self, off=())
         d, error = contrast(*parts) / pace_s, sigma_of(self.variance, block, around, period, pace_s, parts)
         error = max(error, PHASE * EPS)

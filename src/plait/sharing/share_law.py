@@ -372,6 +372,8 @@ class _Law(ShareState):
             self.b0_s += FOLLOW * (base_s - self.b0_s)
             self.pace_s += FOLLOW * (step_s - self.pace_s)
             self.gpu0_s += FOLLOW * (gpu_s - self.gpu0_s)
+        if not gpu_s:  # it marks stages no more
+            self.gpu0_s, self.watch = 0.0, WholeSteps()
         self._moved()
         if self.whole and self.period == 1 and self.variance is None:
             self.period = period_of(self.ring, EPS * self.b0_s)

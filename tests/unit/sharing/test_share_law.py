@@ -55,13 +55,16 @@ class Law:
         raise AssertionError("the block never ends")
 
 
-def noisy(cv: float, cost: float = 0.0, seed: int = 3) -> Callable[[float, float], float]:
-    """Steps with independent noise that cost a part `cost` more at share 1."""
+def noisy(
+    cv: float, cost: float = 0.0, seed: int = 3, every: int = 1, longer: float = 1.0
+) -> Callable[[float, float], float]:
+    """Steps with independent noise that cost a part `cost` more at share 1; some are `longer` times as long."""
     known: dict[float, float] = {}
     chance = random.Random(seed)
 
     def step_s(begun_s: float, share: float) -> float:
-        factor = known.setdefault(begun_s, max(chance.gauss(1.0, cv), 0.1))
+        usual = 1.0 if len(known) % every else longer
+        factor = known.setdefault(begun_s, max(chance.gauss(1.0, cv), 0.1) * usual)
         return STEP_S * factor * (1.0 + cost * share)
 
     return step_s
@@ -119,14 +122,7 @@ def test_what_guests_take_beside_the_gpu_is_found_in_whole_steps(cost: Callable[
 
 @pytest.mark.parametrize(("cv", "every", "longer"), [(0.3, 1, 1.0), (0.02, 50, 3.0), (0.02, 8, 3.0)])
 def test_whole_steps_that_vary_are_no_cost(cv: float, every: int, longer: float) -> None:
-    host, begun = noisy(cv), [0.0]  # seconds at which steps began
-
-    def step_s(begun_s: float, share: float) -> float:
-        if begun[-1] != begun_s:
-            begun.append(begun_s)
-        return host(begun_s, 0.0) * (longer if len(begun) % every == 0 else 1.0)
-
-    law = Law(host=step_s, stage_s={"gpu": 0.1}).run(1200.0)
+    law = Law(host=noisy(cv, every=every, longer=longer), stage_s={"gpu": 0.1}).run(1200.0)
     assert (law.state.by_step, law.state.alarms, law.level) == (False, 0, 1.0)
 
 
@@ -135,6 +131,9 @@ def test_a_job_may_mark_its_stages_in_some_steps_only() -> None:
     for number in range(60):
         law.run(2.3, **({"stage_s": {"gpu": 0.1}} if number % 2 else {}))
     assert law.state.contrasts
+    law = Law(host=noisy(0.05)).run(60.0, stage_s={"gpu": 0.18}).run(60.0)
+    law.told = Guests((0.001, 0.001), (1.0, 1.0))
+    assert not law.run(60.0).state.suspect, "what whole steps cost is not looked for without stages"
 
 
 def jumping(now_s: float, share: float) -> float:
