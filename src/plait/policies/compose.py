@@ -321,7 +321,9 @@ class Composed:
         until = view.now_s + changes_in_s
         if ranking.length_s is None or not math.isfinite(self.wait_lengths):
             return (*urgent, *ranking.keys), until
-        left_s = np.maximum(self.wait_lengths * ranking.length_s, LEAST_WAIT_S) - (jobs.age_s - jobs.run_s)
+        # Time on hold, which mostly precedes the first start, is no wait: jobs behind others would go first at once.
+        waited_s = np.where(jobs.starts > 0, jobs.age_s - jobs.run_s, jobs.waiting_s)
+        left_s = np.maximum(self.wait_lengths * ranking.length_s, LEAST_WAIT_S) - waited_s
         due = left_s <= CLOCK_S
         # In the order in which they became due: otherwise jobs that become due later could go first without end.
         since_s = np.where(due, np.where(jobs.running, -math.inf, left_s), 0.0)

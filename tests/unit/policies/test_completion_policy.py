@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from plait.control.controller import Controller
-from plait.control.messages import Command, Event, JobProfiled, JobSubmitted, Launch, ProgressReported, ReplanDue, Stop
+from plait.control.messages import (
+    Command,
+    Event,
+    JobHeld,
+    JobProfiled,
+    JobSubmitted,
+    Launch,
+    ProgressReported,
+    ReplanDue,
+    Stop,
+)
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jit import plain
@@ -289,6 +299,17 @@ def test_a_job_that_is_due_runs_until_it_turns_out_to_be_much_longer(knows):
     lasts_s = [until_s - from_s for from_s, until_s in runs]
     assert len(runs) >= 3
     assert all(now_s >= 0.5 * sum(lasts_s[:i]) for i, now_s in enumerate(lasts_s[:-1])), lasts_s
+
+
+def test_a_job_on_hold_does_not_wait():
+    held, others = np.array([0]), JobBatch.of([replace(job(1, work_s=900.0), submit_s=9000.0)])
+    controller = Controller(make_policy("plait"), Cluster.parse("1x1"))
+    controller.handle(JobSubmitted(0.0, 0, JobBatch.of([job(0, work_s=1000.0)])))
+    controller.handle(JobHeld(0.0, held, np.array([1])))
+    controller.handle(JobSubmitted(9000.0, 1, others))
+    controller.handle(JobHeld(9000.0, held, np.array([0])))
+    commands = controller.handle(ReplanDue(9000.0))
+    assert [one.groups.jobs.tolist() for one in commands if isinstance(one, Launch)] == [[1]]
 
 
 def stream_and_wide(load: float, burst: int, gpus: int, work_s: float) -> JobBatch:
