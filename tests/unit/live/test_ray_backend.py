@@ -177,7 +177,8 @@ def test_a_start_says_why_the_cluster_cannot_be_used(layout: Layout, monkeypatch
 def test_nodes_are_given_back_and_what_a_person_drained_stays(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, service = Cluster(*map(raylet, ("n0", "n1", "n2"))), Service()
     for name in service.states:
-        make_private(layout.node(name))
+        (make_private(layout.node(name)) / "given-back").touch()  # and back since, but for n1
+    (layout.node("n1") / "given-back").unlink()
     service.wanted, service.busy, service.drained = WantedGpus(4, "policy", ""), {"n0", "n2"}, {"n1"}
     options = {"max-nodes": "2", "idle": 0}
     first, second = (backend_of(cluster, layout, monkeypatch, options) for _ in range(2))

@@ -221,6 +221,8 @@ class Fitting:
         if node is None:
             self._idle.pop(number, None)
             return Held(number, RUNNING, silent_s=math.inf)
+        if not node.drained:
+            self.mark(node.id).unlink(missing_ok=True)
         works, now, idle_s = node.state in ("ready", "suspect"), self.clock(), 0.0
         if works and not node.gpus_used:
             idle_s = now - self._idle.setdefault(number, now)

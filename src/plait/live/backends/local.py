@@ -232,7 +232,6 @@ class LocalBackend:
         for name in [name for name, at_s in self._coming.items() if at_s <= now]:
             del self._coming[name]
             self.nodes[name] = self._spare.pop(name)
-            self._fitting.mark(name).unlink(missing_ok=True)
         rows = {row.id: row for row in service.nodes()}
         held = [Held(_number(name), PENDING) for name in self._coming]
         held += [self._fitting.held(_number(name), rows.get(name)) for name in self.nodes if name != CPU_KIND]
