@@ -3,8 +3,8 @@
     state, directives = decide(state, now_s, stats, device)
 
 The simulator calls it with virtual time, the agent of a node with a monotonic clock: after steps, or ten times a
-second. The state is a frozen value that `CODEC` writes as JSON, so a restarted coordinator continues from it, and
-recorded observations replay bit for bit:
+second. Nobody changes a state once it is decided, and `CODEC` writes it as JSON, so a restarted coordinator continues
+from it, and recorded observations replay bit for bit:
 
     for seen in observations:
         state, directives = decide(state, seen.now_s, seen.stats, seen.device)
