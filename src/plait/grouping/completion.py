@@ -31,9 +31,10 @@ POOL, ALIKE = 16, 3
 #: Shape of `CompletionPlan.scratch`; of its first row the columns from `MEMBERS` on are ranks, the last one a host.
 SCRATCH_ROWS, SCRATCH, MEMBERS = 5, 40, 20
 #: Columns of `WorthLine.law`: GPU seconds of an iteration, 1 if stages overlap alone, memory of a process of its own,
-#: GPU seconds that guests of long quanta may begin in an iteration; then, with one guest, two and so on, the part of
-#: its GPUs that they get together, and how much longer it takes.
-GPU_S, OVERLAPS, OWN_MEMORY, LENT_S, BESIDE = 0, 1, 2, 3, 4
+#: GPU seconds that guests of long quanta may begin in an iteration, by what part of it the law lets a host take longer
+#: for cores and storage; then, with one guest, two and so on, the part of its GPUs that they get together, and how much
+#: longer it takes.
+GPU_S, OVERLAPS, OWN_MEMORY, LENT_S, HELD_TO, BESIDE = 0, 1, 2, 3, 4, 5
 GPU = int(Resource.GPU)
 #: Columns of `WorthLine.paces`: seconds in turns, without and with interference, and seconds of each member by host.
 IDEAL, TURNS, HOSTS = 0, 1, 2
@@ -52,7 +53,7 @@ NO_LAW: FloatArray = np.zeros((1, 0))
 class WorthLine(NamedTuple):
     """The jobs in their order and what they are worth; `rows` to `first` as `grouping.kernels` takes them.
 
-    `law` has a row a class: what it is to others as host and as guest; `scratch` (5, 5) is room for floats. `keys` and
+    `law` has a row a class: what it is to others as host and as guest; `scratch` (6, 5) is room for floats. `keys` and
     `paces` hold what groups of known classes do (`known_group`): few classes make most groups. Groups of other classes
     may take each other's place there.
     """
@@ -103,7 +104,7 @@ def fill_paces(classes: IntArray, jobs: int, line: WorthLine, paces: FloatArray)
     """Write the seconds of an iteration of each member with each as the host, by host; -1 if they may not be.
 
     Guests get what the sharing law leaves them of the host's GPUs. Nobody hands out the other resources: stages there
-    stretch until each suffices.
+    stretch until each suffices, those of guests until they have what the host leaves (`sim.shared_gpu.beside_gpus`).
     """
     law, rows, k = line.law, line.rows, line.shape[0]
     after, memory = 3 * k, 0.0
@@ -114,9 +115,9 @@ def fill_paces(classes: IntArray, jobs: int, line: WorthLine, paces: FloatArray)
         memory += law[classes[i], OWN_MEMORY]
     if memory > line.numbers[line.shape[1]]:
         return
-    alone, stretch = line.scratch[0], line.scratch[1]
+    alone, stretch, lent = line.scratch[0], line.scratch[1], line.scratch[5]
     for host in range(jobs):
-        at, pace = BESIDE + 2 * (jobs - 2), paces[host * jobs : (host + 1) * jobs]
+        at, pace, held = BESIDE + 2 * (jobs - 2), paces[host * jobs : (host + 1) * jobs], law[classes[host], HELD_TO]
         share = law[classes[host], at] / (jobs - 1)
         for i in range(jobs):
             one, solo = classes[i], rows[classes[i], after + kernels.SOLO]
@@ -127,28 +128,35 @@ def fill_paces(classes: IntArray, jobs: int, line: WorthLine, paces: FloatArray)
             else:
                 alone[i] = solo + law[one, GPU_S] * (1.0 / share - 1.0)
             pace[i] = alone[i]
+        most_s = max(alone[host], rows[classes[host], after + kernels.SOLO] * (1.0 + held))
         for r in range(k):
-            stretch[r] = 1.0
+            stretch[r] = lent[r] = 1.0
         for _ in range(STRETCHES):
             enough = True
             for r in range(k):
-                used = 0.0
+                by_host, by_guests = 0.0, 0.0
                 for i in range(jobs):
                     own_s = min(rows[classes[i], r], rows[classes[i], after + kernels.SOLO])
-                    used += own_s * rows[classes[i], 2 * k + r] / pace[i]
-                if r != GPU and used > ENOUGH:
-                    stretch[r] *= used
-                    enough = False
+                    used = own_s * rows[classes[i], 2 * k + r] / pace[i]
+                    if i == host:
+                        by_host = used
+                    else:
+                        by_guests += used
+                crowding = by_guests / max(1.0 - by_host, held)
+                enough = enough and (r == GPU or crowding <= ENOUGH)
+                stretch[r] *= max(by_host + by_guests, 1.0)
+                lent[r] *= max(crowding, 1.0)
             if enough:
                 break
             for i in range(jobs):
-                longest, more = 0.0, 0.0
+                longest, more, mine = 0.0, 0.0, stretch if i == host else lent
                 for r in range(k):
                     own_s = min(rows[classes[i], r], rows[classes[i], after + kernels.SOLO])
                     if r != GPU:
-                        longest = max(longest, own_s * stretch[r])
-                        more += own_s * (stretch[r] - 1.0)
+                        longest = max(longest, own_s * mine[r])
+                        more += own_s * (mine[r] - 1.0)
                 pace[i] = max(alone[i], longest) if law[classes[i], OVERLAPS] > 0.0 else alone[i] + more
+            pace[host] = min(pace[host], most_s)
 
 
 @lean_part

@@ -25,6 +25,7 @@ from plait.grouping.completion import (
     GPU,
     GPU_S,
     GPUS,
+    HELD_TO,
     KEPT,
     KINDS,
     LENT_S,
@@ -57,7 +58,7 @@ from plait.policies.interleave import (
     traits_of,
 )
 from plait.sharing.grant import THETA
-from plait.sharing.macro_model import LEAST_SHARE, beside_host
+from plait.sharing.macro_model import HELD, LEAST_SHARE, beside_host
 from plait.sharing.memory_law import CONTEXT_BYTES
 
 #: Cost of a restart without a measurement, seconds.
@@ -212,7 +213,7 @@ class ByCompletion:
             EARNS * (view.now_s - jobs.last_start_s[order]), np.maximum(restart_s, CLOCK_S), self.horizon_s
         )
         stay = np.where(about[:, RUNS] >= 0, values * np.minimum(ERROR + restart_s / earns_s, MOST_STAY), 0.0)
-        return WorthLine(about, np.column_stack([values, stay]), rows, *packed, law, np.zeros((5, 5)), *known)
+        return WorthLine(about, np.column_stack([values, stay]), rows, *packed, law, np.zeros((6, 5)), *known)
 
 
 def room_for_paces(max_jobs: int, groups: int = KNOWN) -> tuple[IntArray, FloatArray]:
@@ -285,6 +286,7 @@ def law_of(model: ClassedBucket, guests: int, context: float = 0.0) -> FloatArra
     out = np.empty((len(classes), BESIDE + 2 * guests))
     out[:, GPU_S], out[:, OVERLAPS] = gpu_s, classes[:, :k].sum(axis=1) > solo_s * (1.0 + 1e-6)
     out[:, OWN_MEMORY], out[:, LENT_S] = classes[:, 3 * k + MEMORY] + context, 2.0 * THETA * solo_s
+    out[:, HELD_TO] = HELD
     for c, (step_s, busy_s) in enumerate(zip(solo_s.tolist(), gpu_s.tolist(), strict=True)):
         for beside in range(guests):
             part, longer = beside_host(step_s, busy_s / step_s, beside + 1)

@@ -49,7 +49,7 @@ def line_of(names, values, *, runs=None, kept=None, stay=None, guests=0):
     about[:, kernels.KEPT] = 0 if kept is None else kept
     worth = np.column_stack([np.asarray(values, dtype=float), np.zeros(len(names)) if stay is None else stay])
     return WorthLine(
-        about, worth, model.rows, *model.packed, law_of(model, guests), np.zeros((5, 5)), *room_for_paces(4)
+        about, worth, model.rows, *model.packed, law_of(model, guests), np.zeros((6, 5)), *room_for_paces(4)
     )
 
 

@@ -63,7 +63,7 @@ def test_groups_take_as_long_as_by_the_plain_costs_of_their_pairs(seed):
     expected = [group_s(jobs, g) for g in groups]
     assert model.values(nodes).iteration_s.tolist() == pytest.approx(expected)
     line = WorthLine(
-        np.full((7, 7), -1), np.zeros((7, 2)), model.rows, *model.packed, NO_LAW, np.zeros((5, 5)), *room_for_paces(4)
+        np.full((7, 7), -1), np.zeros((7, 2)), model.rows, *model.packed, NO_LAW, np.zeros((6, 5)), *room_for_paces(4)
     )
     line.about[:, by_completion.CLASS], line.worth[:, by_completion.V] = model.of_job, 1.0
     for g, node, seconds in zip(groups, nodes, expected, strict=True):
