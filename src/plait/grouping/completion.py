@@ -22,8 +22,10 @@ from plait.core.resources import Resource
 from plait.grouping import kernels
 
 #: Columns of `WorthLine.about`: bucket (-1: runs alone), class of equal profiles, GPUs, set of kinds of GPUs, running
-#: group (-1: waits), 1 if it may not be stopped, 1 if its script does not know plait.
+#: group (-1: waits), 1 if it may not be stopped, 1 if its script does not know plait, or `WIDE`.
 BUCKET, CLASS, GPUS, KINDS, RUNS, KEPT, PLAIN = 0, 1, 2, 3, 4, 5, 6
+#: In column `PLAIN`, a gang that is on several nodes: its ranks cannot pause together, so it is neither host nor guest.
+WIDE = 2
 #: Columns of `WorthLine.worth`: v, and what a restart would cost in the unit of v.
 V, STAY = 0, 1
 #: Companions that a lead chooses from: running mates and the next in line, so many of one class.
@@ -198,7 +200,7 @@ def turns_and_guests(row: int, jobs: int, line: WorthLine, classes: IntArray) ->
     for i in range(jobs):
         turns += line.worth[classes[MEMBERS + i], V] * line.rows[classes[i], solo]
     turns = turns / paces[TURNS] if paces[TURNS] < np.inf else -1.0
-    if paces[HOSTS] >= 0.0:
+    if paces[HOSTS] >= 0.0 and line.about[classes[MEMBERS], PLAIN] != WIDE:  # gangs of a group are as wide
         for host in range(jobs):
             value = 0.0
             for i in range(jobs):

@@ -36,6 +36,7 @@ from plait.grouping.completion import (
     RUNS,
     SCRATCH,
     SCRATCH_ROWS,
+    WIDE,
     CompletionPlan,
     V,
     WorthLine,
@@ -208,6 +209,7 @@ class ByCompletion:
         about[:, KEPT] = kept
         if self.guests:  # how soon a guest gives way is known of models that are named
             about[:, PLAIN] = (jobs.checkpoints[order] == int(Checkpoints.NEVER)) & (jobs.kinds[order, 2] == 0)
+            about[about[:, GPUS] > view.cluster.node_gpus.max(initial=0), PLAIN] = WIDE
         restart_s = np.nan_to_num(jobs.restart_s[order], nan=UNKNOWN_RESTART_S)
         earns_s = np.clip(
             EARNS * (view.now_s - jobs.last_start_s[order]), np.maximum(restart_s, CLOCK_S), self.horizon_s

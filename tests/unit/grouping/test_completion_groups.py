@@ -156,6 +156,8 @@ def test_jobs_share_as_guests_or_in_turns_whichever_is_worth_more():
     assert group_worth(ranks, 2, either, scratch) == pytest.approx(4.0, abs=0.05), "hardly more than the host alone"
     _, hosts, _ = best_plan(turns, np.array([GPUS]), np.ones((1, 1), dtype=bool))
     assert hosts == [-1]
+    either.about[:, kernels.PLAIN] = kernels.WIDE  # over several nodes nobody is a guest
+    assert group_worth(ranks, 2, either, scratch) == pair[0]
 
 
 def test_a_plain_job_does_not_stand_for_others_of_its_class():

@@ -182,7 +182,8 @@ def test_jobs_that_placement_leaves_together_stay_host_and_guest():
 def test_gangs_are_guests_on_one_node_and_take_turns_over_several(cluster, guests):
     controller = Controller(make_policy("plait"), Cluster.parse(cluster))
     pair = job(0, profile=GPU, work_s=100.0), job(1, profile=CPU, work_s=10.0)
-    jobs = [replace(one, gpus=2, min_gpus=2, max_gpus=2) for one in pair]
+    line = [job(i) for i in range(2, 8)]  # without jobs that wait, turns are worth less than one after the other
+    jobs = [replace(one, gpus=2, min_gpus=2, max_gpus=2) for one in (*pair, *line)]
     controller.handle(JobSubmitted(0.0, 0, JobBatch.of(jobs)))
     controller.handle(ReplanDue(0.0))
     assert sorted(controller.running.jobs.tolist()) == [0, 1]
