@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from plait.core.errors import InputError
 from plait.live.backends import base, registry
-from plait.live.layout import Layout
+from plait.live.layout import Layout, make_private
 from plait.live.supervisor.options import pairs
 
 
@@ -77,5 +78,9 @@ def test_numbers_may_come_as_text(tmp_path: Path) -> None:
         registry.open_backend(Layout(tmp_path), {"nodes": "three"})
     options = {"nodes": 1, "gpus-per-node": "2", "fake": True, "cpu-slots": 4, "max-nodes": "3"}
     assert registry.open_backend(Layout(tmp_path), options).most_gpus() == 6
+    folder = make_private(Layout(tmp_path).node("n2"))
+    with (folder / "agent.lock").open("w") as lock:  # its size could not be written: the disk was full
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert registry.open_backend(Layout(tmp_path), options).expected_gpus() == 2 + 2 + 4
     with pytest.raises(InputError, match=r"max-nodes=0 with --nodes 1; needs 1 <= nodes <= max-nodes"):
         registry.open_backend(Layout(tmp_path), {"fake": True, "max-nodes": "0"})

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from plait.core.errors import InputError
 from plait.live.api.cluster import ClusterStatus, NodeRow
-from plait.live.backends.base import PENDING, RUNNING, AllocationLimits, Held, Moves, plan_allocations
+from plait.live.backends.fitting import PENDING, RUNNING, AllocationLimits, Held, Moves, plan_allocations
 from plait.live.backends.registry import open_backend
 from plait.live.backends.slurm.backend import SlurmBackend, SlurmOptions, job_of
 from plait.live.backends.slurm.commands import ENDING, OVER, Job, SlurmCli, SlurmError, read_jobs

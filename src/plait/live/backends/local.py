@@ -27,7 +27,8 @@ from plait.core.errors import InputError
 from plait.core.resources import CPU_KIND
 from plait.core.words import counted
 from plait.live.agent.monitor import Gpu, Nvml, cores
-from plait.live.backends.base import COMING, PENDING, STOP_GRACE_S, UP, AllocationLimits, BackendNode, Fitting, Held
+from plait.live.backends.base import COMING, STOP_GRACE_S, UP, BackendNode
+from plait.live.backends.fitting import PENDING, AllocationLimits, Fitting, Held
 from plait.live.backends.host import AgentHost
 from plait.live.layout import Layout
 from plait.live.system import accounts, procs
@@ -151,10 +152,11 @@ class LocalBackend:
         self._host = AgentHost(layout, stop_grace_s)
         self._next_s: dict[str, tuple[float, float]] = {}
         self.elastic, self._fitting, self._coming = elastic, Fitting(layout, time.monotonic), dict[str, float]()
-        self._least = least or len(found)
-        #: Nodes that may come; those that another keeper has started are there.
-        kept = found[self._least :] if elastic else []
-        self._spare = {one.name: self.nodes.pop(one.name) for one in kept if not self._size_file(one.name).exists()}
+        self._least, self._spare = least or len(found), dict[str, LocalNode]()
+        for name in [one.name for one in found[self._least :]] if elastic else []:
+            # Those that another keeper has started are there; a full disk may have kept no file of the size.
+            if not (self._size_file(name).exists() or self._host.runs(name) or self._host.has_jobs(name)):
+                self._spare[name] = self.nodes.pop(name)
 
     def start(self) -> list[str]:
         """Start agents for all nodes; running ones are kept. Return the names of nodes whose agent was started now.

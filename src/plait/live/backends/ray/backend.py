@@ -27,7 +27,8 @@ from typing import Any
 
 from plait.core.errors import InputError, MissingExtra, PlaitError
 from plait.core.words import counted
-from plait.live.backends.base import COMING, DEAD, UP, AllocationLimits, BackendNode, Fitting, seconds, whole
+from plait.live.backends.base import COMING, DEAD, UP, BackendNode, seconds, whole
+from plait.live.backends.fitting import AllocationLimits, Fitting
 from plait.live.backends.host import AgentHost
 from plait.live.client.client import Client, Refused
 from plait.live.layout import Layout, make_private, write_secret

@@ -21,20 +21,8 @@ from plait.core.errors import InputError
 from plait.core.options import declared, option, words
 from plait.live.agent.processes.attempt import RUNNER_PATIENCE_S
 from plait.live.api.cluster import NodeRow
-from plait.live.backends.base import (
-    COMING,
-    LEAVING,
-    PENDING,
-    RUNNING,
-    STOP_GRACE_S,
-    UP,
-    AllocationLimits,
-    BackendNode,
-    Fitting,
-    Held,
-    Moves,
-    seconds,
-)
+from plait.live.backends.base import COMING, LEAVING, STOP_GRACE_S, UP, BackendNode, seconds
+from plait.live.backends.fitting import PENDING, RUNNING, AllocationLimits, Fitting, Held, Moves
 from plait.live.backends.slurm.commands import ENDING, OVER, Job, SlurmCli, SlurmError
 from plait.live.backends.slurm.node import MARK, NodeOptions, node_name
 from plait.live.client.client import Client, Refused

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.core.errors import InputError, PlaitError
-from plait.live.backends.base import PENDING, RUNNING
+from plait.live.backends.fitting import PENDING, RUNNING
 from plait.live.system import procs
 
 COMMANDS = ("sbatch", "squeue", "scancel", "sinfo")
