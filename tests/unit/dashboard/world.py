@@ -82,7 +82,7 @@ class World:
     def __init__(self, home: Path, policy: str = "fifo-backfill", pages: Any = make) -> None:
         begin = time.monotonic()
         self.store = Store.open(home / "plait.db")
-        options = Options(round_s=0.01, settle_s=0.2, user_jobs=0, project_jobs=0)
+        options = Options(round_s=0.01, settle_s=0.2, suspect_s=3600.0, lost_s=3600.0, user_jobs=0, project_jobs=0)
         self.engine = Engine(self.store, Fences(Layout(home)), now_s=0.0, policy=policy, options=options)
         self.engine.ready = True
         self.clock = lambda: time.monotonic() - begin
