@@ -75,7 +75,7 @@ def draw(
     job_store, now_s = controller.job_store, controller.now_s
     n = job_store.count
     c = {name: column[:n] for name, column in job_store.columns.items()}
-    specs = JobBatch.of([job_store.spec(i) for i in range(n)])
+    specs = JobBatch.of([job_store.spec(i) for i in range(n)]).replace(checkpoints=c["checkpoints"].copy())
     noise = np.exp(rng.normal(0.0, PACE_NOISE) + rng.normal(0.0, PACE_NOISE, size=n))
     done, running = c["iterations_done"], c["phase"] == int(Phase.RUNNING)
     ended = c["phase"] >= int(Phase.FINISHED)

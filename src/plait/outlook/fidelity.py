@@ -534,7 +534,8 @@ def _truth(controller: Controller, finished: list[int], seen: MeasuredCosts) -> 
             pace = max(worked_s, 1e-3) / done
         specs.append(replace(spec, iterations=done, iteration_s=pace, model=f"job-{job}", profile=None))
     batch = JobBatch.of(specs)
-    return batch.replace(stage_s=job_store.columns["stage_s"][finished].copy())
+    # What a stop leaves of a job's work is known once it has attached, not when it is submitted.
+    return batch.replace(**{name: job_store.columns[name][finished].copy() for name in ("stage_s", "checkpoints")})
 
 
 def _costs(truth: JobBatch, finished: list[int], seen: MeasuredCosts) -> list[tuple[float, float, float, float]]:

@@ -195,7 +195,7 @@ def past_of_controller(controller: Controller, cluster: Cluster, policy: str, *,
     judged = columns["phase"] == int(Phase.FINISHED)
     if not judged.any():
         raise InputError("no job of this history has finished")
-    jobs = JobBatch.of([store.spec(i) for i in range(n)])
+    jobs = JobBatch.of([store.spec(i) for i in range(n)]).replace(checkpoints=columns["checkpoints"].copy())
     known = judged & ~np.isnan(columns["run_s"])
     done = np.where(judged, columns["iterations_done"], jobs.iterations)
     iterations = np.where(np.isnan(jobs.iterations), done, jobs.iterations)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from plait.control.controller import Controller
-from plait.control.messages import GoodputReported, JobSubmitted, ProgressReported, ReplanDue
+from plait.control.messages import GoodputReported, JobSubmitted, ProgressReported, ReplanDue, StopCostReported
 from plait.control.snapshot import restore, snapshot
 from plait.core.cluster import Cluster
 from plait.core.goodput import BatchLimits
-from plait.core.jobs import JobBatch, JobSpec
+from plait.core.jobs import Checkpoints, JobBatch, JobSpec
 from plait.live.scheduler.records.track_record import TrackRecord
 from plait.outlook import eta
 from plait.outlook.eta import Eta, Interval, ResumedSimulator, _least, forecast, pace_s, running_now
@@ -56,6 +56,10 @@ def test_a_run_goes_on_where_it_was(monkeypatch):
     assert found.etas[1].start == Interval(50.0, 50.0)
     assert found.etas[1].end == Interval(90.0, 90.0)
     assert found.etas[2].end == Interval(130.0, 130.0)
+    plain = at_work(checkpoints=Checkpoints.NEVER)  # as submitted; it has attached since, so a stop loses nothing
+    plain.handle(StopCostReported(50.0, np.array([0]), np.array([int(Checkpoints.ON_STOP)]), *np.zeros((2, 1))))
+    truth = eta.draw(plain, np.ones(3), TrackRecord.from_json({}), (), np.random.default_rng(0)).truth
+    assert truth.column("checkpoints")[0] == Checkpoints.ON_STOP
 
 
 def test_a_job_that_adapts_its_batch_goes_on_as_it_said_of_itself(monkeypatch):
@@ -81,9 +85,7 @@ def test_what_is_not_known_makes_an_interval_around_what_is_expected():
     measured = TrackRecord.from_json({"starts_s": [0.5, 1.5], "tails_s": [0.1]})
     found = forecast(again(at_work()), record=measured, runs=20, seed=1)
     end = found.etas[2].end
-    assert end.low_s < 130 < end.high_s
-    assert end.low_s > 0.7 * 130
-    assert end.high_s < 1.4 * 130
+    assert 0.7 * 130 < end.low_s < 130 < end.high_s < 1.4 * 130
     assert found == forecast(again(at_work()), record=measured, runs=20, seed=1)
 
 
@@ -110,8 +112,7 @@ def test_nothing_waits_nothing_is_foreseen():
     controller = Controller(make_policy("fifo"), Cluster.parse("1x2"))
     controller.handle(ReplanDue(7.0))
     found = forecast(again(controller))
-    assert found.etas == {}
-    assert found.now_s == 7.0
+    assert (found.etas, found.now_s) == ({}, 7.0)
 
 
 def test_groups_are_taken_over_without_those_that_ended():

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from test_replayed import Log, spec
 
-from plait.control.messages import GoodputReported, JobProfiled, JobSubmitted, ReplanDue
+from plait.control.messages import GoodputReported, JobProfiled, JobSubmitted, ReplanDue, StopCostReported
 from plait.core.cluster import Cluster, Node
 from plait.core.goodput import BatchLimits
-from plait.core.jobs import JobBatch
+from plait.core.jobs import Checkpoints, JobBatch
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.live.scheduler.records.notes import AttemptBegan, AttemptOver, PolicySet, Requested, StopAsked
 from plait.outlook.fidelity import MeasuredCosts, TurnsPhysics, fidelity, numbered
@@ -42,7 +42,7 @@ class Live(Log):
 
 
 def unprofiled(name, iterations=100):
-    return replace(spec(name, gpu=1.0), profile=None, iterations=iterations)
+    return replace(spec(name, gpu=1.0), profile=None, iterations=iterations, checkpoints=Checkpoints.NEVER)
 
 
 def test_starts_and_ends_are_as_measured_and_the_rest_is_predicted():
@@ -70,6 +70,7 @@ def test_a_policy_and_a_profile_come_when_they_came():
     log.submit(0.0, unprofiled("j-0", 200), unprofiled("j-1", 100))
     log.begin(0.0, 0)
     log(JobProfiled(5.0, np.array([0]), np.array([0.1]), np.array([[0.0, 0.0, 0.1, 0.0]])))
+    log(StopCostReported(9.0, np.array([0]), np.array([int(Checkpoints.ON_STOP)]), *np.full((2, 1), math.nan)))
     log(PolicySet(10.0, "srtf", may_lose_work=False))
     log(JobProfiled(10.0, np.array([1]), np.array([0.05]), np.array([[0.0, 0.0, 0.05, 0.0]])))
     log(ReplanDue(10.0))  # live, the short one goes first from here on
