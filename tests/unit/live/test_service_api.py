@@ -66,9 +66,8 @@ class Service:
 def service(tmp_path: Path) -> Iterator[Service]:
     store = Store.open(tmp_path / "plait.db")
     begin = time.monotonic()
-    engine = Engine(
-        store, Fences(Layout(tmp_path)), now_s=0.0, policy="fifo-backfill", options=Options(round_s=0.01, settle_s=0.2)
-    )
+    options = Options(round_s=0.01, settle_s=0.2, suspect_s=3600.0, lost_s=3600.0)  # no agent while kernels compile
+    engine = Engine(store, Fences(Layout(tmp_path)), now_s=0.0, policy="fifo-backfill", options=options)
     tokens, mailbox, broken = Tokens(store, lambda: time.monotonic() - begin), Mailbox(), []
     made = {name: tokens.make(name, role, node="n0" if role == "agent" else None)[0] for name, role in (
         ("admin", "admin"), ("ann", "user"), ("ben", "user"), ("eve", "viewer"), ("agent", "agent")
