@@ -32,9 +32,8 @@ FILES = {
     "openb2023": "openb_pods.csv",
     "sacct": "sacct.txt",
     "kueue": "kueue.json",
-    "swf": "log.swf",
 }
-HEADERLESS = {"gavel", "synergy", "swf"}
+HEADERLESS = {"gavel", "synergy"}
 PLAIN = sorted(set(FILES) - {"alibaba2020"})
 QUICK = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -267,14 +266,3 @@ def test_a_misspelt_application_of_pollux_is_an_error_and_a_foreign_one_a_job_wi
     file.write_text(head + "0,a,cifar10,1,128\n5,b,llama,1,128\n", encoding="utf-8")
     work = load_jobs(read_trace(file))
     assert (len(work.jobs), work.dropped, work.first_dropped) == (1, {"no_duration": 1}, {"no_duration": "b"})
-
-
-def test_processors_of_a_log_without_gpus_are_counted_as_asked(tmp_path):
-    log = FIXTURES / "log.swf"
-    assert read_trace(log, processors=4)["gpus"].tolist() == [2, 1, 16]
-    with pytest.raises(InputError, match="processors: 0, must be at least 1"):
-        read_trace(log, processors=0)
-    short = tmp_path / "short.swf"
-    short.write_text(log.read_text() + "12 300 0 60 4\n")
-    with pytest.raises(TraceError, match=r"short\.swf:9: expected 18 fields, found 5"):
-        read_trace(short, "swf")

@@ -55,9 +55,6 @@ def convert(
         str | None,
         typer.Option(help="Only for format philly: `sum` the attempts of a job, keep the `last`, or `split` them."),
     ] = None,
-    processors: Annotated[
-        int | None, typer.Option(help="Only for format swf: processors that count as one GPU; default: 1.")
-    ] = None,
     nodes: Nodes = None,
     throughputs: Throughputs = None,
     models: AssignModels = None,
@@ -72,7 +69,7 @@ def convert(
     from plait.traces.formats.registry import read_trace
 
     given: dict[str, Any] = {"work": work, "split": split, "attempts": attempts, "nodes": nodes}
-    given |= {"processors": processors, "throughputs": throughputs}
+    given |= {"throughputs": throughputs}
     options = {name: value for name, value in given.items() if value is not None}
     options |= reading(unreadable, columns, time_zone)
     table = read_trace(source, trace_format, strict=strict, **options)

@@ -14,7 +14,7 @@ from plait.traces.files import UNREADABLE, Pathish, Rules, Source
 from plait.traces.formats import synergy
 from plait.traces.formats.alibaba import OPENB, PAI
 from plait.traces.formats.clusters import HELIOS, PHILLY
-from plait.traces.formats.managers import COMMAND, KUEUE, SACCT, SWF, is_table
+from plait.traces.formats.managers import COMMAND, KUEUE, SACCT, is_table
 from plait.traces.formats.reader import Format, Head
 from plait.traces.formats.simulators import GAVEL, MURI, MURI_HEADER, POLLUX, TESTBED, TIRESIAS, TIRESIAS_HEADER
 from plait.traces.table import TraceTable
@@ -34,7 +34,6 @@ FORMATS: dict[str, Format] = {
         PAI,
         OPENB,
         SACCT,
-        SWF,
         KUEUE,
     )
 }
