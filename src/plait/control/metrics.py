@@ -10,9 +10,9 @@ Conventions, once for all figures:
   GPU time held counts each GPU once, however many jobs share it
   lost work is the work that stops and failures threw away, in seconds of the job alone: it had to be done again; for
   jobs without progress and checkpoints, their seconds on GPUs
-  useful work is in GPU-seconds at the speed of a job alone, so jobs that take turns may add up to more
-  than the GPU time they hold; `lost_gpu_h` is held minus useful; both are unknown if a job that ran adapts
-  its batch, as its work is worth other GPU time at another size
+  useful work is in GPU-seconds at the speed of a job alone, so jobs that share a GPU may add up to more than the time
+  they hold; `lost_gpu_h` is what useful work leaves of each GPU while it is held, never below 0; both are unknown if a
+  job that ran adapts its batch, as its work is worth other GPU time at another size
   spill is the part of the jobs' GPU memory that is on the host, of runs in which usage is reported
   money is divided as in `Costs`, in runs for which prices were given
   reserved idle is GPU time in which a GPU is held for a waiting job and no host runs there; guests may use it, and
@@ -60,7 +60,15 @@ import numpy as np
 
 from plait.control.controller import Controller, describe
 from plait.control.history import History, SpanEnd, Timeline
-from plait.control.occupancy import Occupancy, blocking_index, by_gpu, covered, fragmentation, occupancy
+from plait.control.occupancy import (
+    Occupancy,
+    blocking_index,
+    by_gpu,
+    covered,
+    fragmentation,
+    occupancy,
+    useful_work,
+)
 from plait.control.outcomes import STATES, Isolated, Outcomes, fairness, outcomes, table
 from plait.control.prices import Prices
 from plait.control.step_functions import Steps
@@ -114,9 +122,9 @@ def costs(
     prices.refuse_unknown(cluster.kinds)
     rate = prices.of_gpus(cluster) / 3600
     first, last = span
-    gpu, from_s, to_s, job = _rows(timeline, span)
+    gpu, from_s, to_s, row = _rows(timeline, span)
     shares, held_s = _divided(gpu, from_s, to_s, cluster.gpus)
-    money = np.bincount(job, weights=shares * rate[gpu], minlength=n).astype(np.float64)
+    money = np.bincount(timeline.span_job[row], weights=shares * rate[gpu], minlength=n).astype(np.float64)
     up_s = np.full(cluster.gpus, last - first)
     down_s = np.zeros(len(cluster.nodes))
     lasted = np.minimum(timeline.down_to_s, last) - np.maximum(timeline.down_from_s, first)
@@ -135,14 +143,14 @@ def costs(
 
 
 def _rows(t: Timeline, span: tuple[float, float]) -> tuple[IntArray, FloatArray, FloatArray, IntArray]:
-    """One row a GPU of each span of a job, cut to `span`: (GPU, from, to, job)."""
+    """One row a GPU of each span of a job, cut to `span`: (GPU, from, to, which span)."""
     lengths = np.diff(t.group_first_gpu)[t.span_group]
     row = np.repeat(np.arange(len(lengths)), lengths)
     offset = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     gpu = t.group_gpus[t.group_first_gpu[t.span_group[row]] + offset].astype(np.int64)
     from_s, to_s = np.clip(t.span_from_s[row], *span), np.clip(t.span_to_s[row], *span)
     keep = to_s > from_s
-    return gpu[keep], from_s[keep], to_s[keep], t.span_job[row[keep]]
+    return gpu[keep], from_s[keep], to_s[keep], row[keep]
 
 
 def _divided(gpu: IntArray, from_s: FloatArray, to_s: FloatArray, gpus: int) -> tuple[FloatArray, FloatArray]:
@@ -158,6 +166,18 @@ def _divided(gpu: IntArray, from_s: FloatArray, to_s: FloatArray, gpus: int) -> 
     total[order] = np.append(0.0, np.cumsum(lasted / np.maximum(present, 1)))
     held_s = np.bincount(on[order][:-1], weights=lasted, minlength=gpus)
     return total[n:] - total[:n], held_s.astype(np.float64)
+
+
+def _lost_s(t: Timeline, jobs: Outcomes, span: tuple[float, float]) -> float:
+    """GPU-seconds of held GPUs that the work of the jobs there does not fill; NaN where its speed is unknown."""
+    gpu, from_s, to_s, row = _rows(t, span)
+    speed = (useful_work(t, jobs) / np.maximum(t.span_gpus * (t.span_to_s - t.span_from_s), 1e-9))[row]
+    at_s = np.concatenate([from_s, to_s])
+    order = np.lexsort((at_s, np.concatenate([gpu, gpu])))
+    present = np.cumsum(np.repeat([1, -1], len(gpu))[order])[:-1]
+    # A host at full speed and its guest do more than one GPU's work: what they win is no negative loss of others.
+    left = np.maximum(1.0 - np.cumsum(np.concatenate([speed, -speed])[order])[:-1], 0.0)
+    return float(np.where(present > 0, np.diff(at_s[order]) * left, 0.0).sum())
 
 
 #: Figures of runs in which some job is not guaranteed; `*_auto` and others only if there is a job of that class.
@@ -387,7 +407,7 @@ def measure(
     summary |= _job_figures(jobs, rho, slowdown, counted)
     summary |= _effort(columns, jobs, counted)
     fragments = fragmentation(use)
-    summary |= _cluster_figures(use, fragments, span)
+    summary |= _cluster_figures(use, fragments, span, _lost_s(timeline, jobs, span))
     summary |= _sharing(timeline, span)
     summary |= class_figures(controller.job_store.columns, jobs, timeline, counted)
     summary |= network_figures(controller, jobs, timeline, counted)
@@ -477,7 +497,9 @@ def _effort(columns: Mapping[str, Any], jobs: Outcomes, counted: BoolArray) -> d
     }
 
 
-def _cluster_figures(use: Occupancy, fragments: tuple[Steps, Steps], span: tuple[float, float]) -> dict[str, Value]:
+def _cluster_figures(
+    use: Occupancy, fragments: tuple[Steps, Steps], span: tuple[float, float], lost_s: float
+) -> dict[str, Value]:
     capacity, held = use.capacity.area(*span), use.held.area(*span)
     useful = math.nan if use.useful is None else use.useful.area(*span)
     share, counted = fragments
@@ -490,7 +512,7 @@ def _cluster_figures(use: Occupancy, fragments: tuple[Steps, Steps], span: tuple
         for name, steps in zip(UTILISATION.values(), use.busy, strict=True)
     }
     return {
-        "lost_gpu_h": (held - useful) / 3600,
+        "lost_gpu_h": lost_s / 3600,
         "gpu_utilisation": part(held, capacity),
         "gpu_useful": part(useful, capacity),
         **busy,

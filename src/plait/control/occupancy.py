@@ -53,7 +53,7 @@ def occupancy(timeline: Timeline, jobs: Outcomes) -> Occupancy:
     )
 
 
-def _work(t: Timeline, jobs: Outcomes) -> FloatArray:
+def useful_work(t: Timeline, jobs: Outcomes) -> FloatArray:
     """Useful GPU-seconds of each span: the job's, shared out by the progress made in the span.
 
     Progress is what the job store knew at the time; a job without any on record is spread over its run time.
@@ -72,7 +72,7 @@ def _rates(t: Timeline, jobs: Outcomes) -> list[Steps | None]:
     length = t.span_to_s - t.span_from_s
     real = length > 0
     job = t.span_job[real]
-    rate = _work(t, jobs)[real] / length[real]
+    rate = useful_work(t, jobs)[real] / length[real]
     weights = [rate, *(rate * (jobs.stage_s[:, r] / jobs.iteration_s)[job] for r in Resource)]
     known = [not bool(np.isnan(w).any()) for w in weights]
     steps = iter(

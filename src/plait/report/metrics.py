@@ -82,8 +82,8 @@ METRICS = (
     Metric("cost_restarts", "Cost, restarts", "money", "low", "Part of the jobs' cost: saving and loading checkpoints.",
            main=False),
     Metric("avg_restarts", "Restarts/job", "ratio", "low", "Starts after the first, a job.", main=False),
-    Metric("lost_gpu_h", "Lost", "gpu_h", "low", "GPU-hours held minus useful work: start-up, lost progress, "
-           "slow placements; negative where taking turns wins more than that.", main=False),
+    Metric("lost_gpu_h", "Lost", "gpu_h", "low", "GPU-hours held that useful work does not fill: start-up, lost "
+           "progress, slow placements; on a shared GPU what all of its jobs leave.", main=False),
     Metric("reserved_idle_gpu_h", "Reserved", "gpu_h", "low", "GPU-hours held for waiting jobs, on which no host runs.",
            main=False),
     Metric("reserved_idle_used_gpu_h", "Reserved, used", "gpu_h", "high", "The part of it that guests used.",

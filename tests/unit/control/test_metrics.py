@@ -74,8 +74,21 @@ def test_jobs_that_take_turns_hold_a_gpu_once_and_may_be_useful_more_than_once()
     s = measure(*run("1x1", events, [[([0, 1], [0])]])).summary
     assert s["gpu_utilisation"] == 1.0
     assert s["gpu_useful"] == pytest.approx(200 / 125)
-    assert s["lost_gpu_h"] == pytest.approx((125 - 200) / 3600)
+    assert s["lost_gpu_h"] == pytest.approx(5 * (1 - 100 / 125) / 3600)  # behind the end of a, at b's mean speed
     assert s["gpu_busy"] == pytest.approx(150 / 125)
+
+
+def test_what_jobs_win_on_a_shared_gpu_hides_no_loss_on_another():
+    slow = job("c", seconds=50)
+    events = [
+        submit(0, job("a"), job("b"), slow),
+        decide(0),
+        finish(0, 125),
+        finish(2, 120, 125),
+        finish(1, 125),
+    ]
+    s = measure(*run("1x2", events, [[([0, 1], [0]), ([2], [1])]])).summary
+    assert s["lost_gpu_h"] == pytest.approx((120 - 50) / 3600)
 
 
 def test_useful_work_of_a_job_that_adapts_its_batch_is_not_known():
