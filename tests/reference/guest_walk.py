@@ -113,7 +113,7 @@ def take(
             devices.spare[node, r] -= jobs.amounts[row, CORES + r]
         devices.amounts[gpu, TAKEN] += jobs.amounts[row, BYTES] + rules.context
         devices.whole[gpu, JOBS] += 1
-        devices.amounts[gpu, LOAD] += jobs.amounts[row, USE]
+        devices.amounts[gpu, LOAD:] += jobs.amounts[row, USE:CORES]
         if host:
             devices.whole[gpu, CLOSED] = 1
         else:
@@ -244,6 +244,12 @@ def open_to_guests(gpu: int, devices: Devices, rules: GuestRules) -> bool:
     return bool(devices.amounts[gpu, LOAD] < rules.limit and devices.whole[gpu, GUESTS] < rules.most)
 
 
+def crowded(gpu: int, row: int, jobs: WalkJobs, devices: Devices) -> float:
+    """The part of its speed that a guest loses to stages of others."""
+    own, left = jobs.amounts[row, USE:CORES], np.maximum(1.0 - devices.amounts[gpu, LOAD:], 0.0)
+    return 1.0 - min([1.0, *(there / needs for there, needs in zip(left, own, strict=True) if needs > 0.0)])
+
+
 def least_used(row: int, jobs: WalkJobs, devices: Devices, rules: GuestRules, out: IntArray) -> int:
     """The least used GPUs of one kind for a guest into `out`, none of them its present ones; how many it found.
 
@@ -279,6 +285,7 @@ def least_used_of(
     for gpu in range(len(open_)):
         node = devices.whole[gpu, NODE]
         usable = devices.nodes[node, KIND] == kind and devices.nodes[node, UP] and open_to_guests(gpu, devices, rules)
+        usable = usable and crowded(gpu, row, jobs, devices) < rules.limit
         open_[gpu] = place[gpu] and usable and fits(gpu, row, True, jobs, devices, rules)
     for i in range(jobs.whole[row, LO], jobs.whole[row, HI]):
         open_[jobs.held[i]] = False
@@ -289,7 +296,8 @@ def least_used_of(
         pick, least = -1, 0.0
         for gpu in range(len(open_)):
             if open_[gpu] and there[devices.whole[gpu, NODE]] > 0:
-                use = devices.amounts[gpu, LOAD] + PER_GUEST * devices.whole[gpu, GUESTS]
+                use = devices.amounts[gpu, LOAD] + crowded(gpu, row, jobs, devices)
+                use += PER_GUEST * devices.whole[gpu, GUESTS]
                 if pick < 0 or use < least:
                     pick, least = gpu, use
         if pick < 0:
@@ -311,7 +319,7 @@ def release(gpus: IntArray, lo: int, hi: int, row: int, jobs: WalkJobs, devices:
         devices.whole[gpu, JOBS] -= 1
         devices.whole[gpu, GUESTS] -= 1
         devices.amounts[gpu, TAKEN] -= jobs.amounts[row, BYTES] + rules.context
-        devices.amounts[gpu, LOAD] -= jobs.amounts[row, USE]
+        devices.amounts[gpu, LOAD:] -= jobs.amounts[row, USE:CORES]
 
 
 def total(table: FloatArray, row: int) -> float:

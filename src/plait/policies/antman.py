@@ -58,6 +58,8 @@ ORDERS: tuple[GuaranteedOrder, ...] = get_args(GuaranteedOrder)
 
 #: How often to look again while jobs wait for GPUs whose use is measured, seconds: it is a mean over ten.
 USAGE_S = 60.0
+#: What jobs of a GPU share: its time, and its part of the storage and cores of its node.
+SHARED = [int(Resource.GPU), int(Resource.STORAGE), int(Resource.CPU)]
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,10 @@ class AntMan:
     nothing is preempted. No guaranteed job waits for an opportunistic one that came less than `guest_age_s` before it.
 
     Opportunistic jobs are guests: on the least used GPUs with a use below `limit`, idle, reserved or with a host, at
-    most `max_per_gpu` on each, wherever the part `least_memory` of their memory fits, all or nothing. A gang prefers
-    one node, and gets no other place next to hosts (ours: its ranks pause together only there). They count against no
-    quota. A guest without room next to a host (memory, cores) moves or waits; a guest with almost no
+    most `max_per_gpu` on each, wherever the part `least_memory` of their memory fits, all or nothing. With `crowding`
+    (ours) the part of its speed that a guest loses to stages of others is below `limit` and counts as use. A gang
+    prefers one node, and gets no other place next to hosts (ours: its ranks pause together only there). They count
+    against no quota. A guest without room next to a host (memory, cores) moves or waits; a guest with almost no
     progress for `stall_s` on end is checkpointed and moves if a better place exists. A guest that has waited for
     `guest_age_s` on end counts, until it is stopped, as a guaranteed job submitted `guest_age_s` after it.
 
@@ -98,6 +101,7 @@ class AntMan:
     stall_s: float = 600.0
     guest_age_s: float = 86_400.0
     backfill: bool = True
+    crowding: bool = True
     knows: Knows = "exact"
     name: str = "antman"
     guests: ClassVar[bool] = True
@@ -142,6 +146,8 @@ class AntMan:
         position, turn = self._positions(view, ranking, opportunistic, guest)
         stalled = slow[view.now_s - _nothing_since_s(view, slow) >= self.stall_s - 1e-6]
         found = _table(view, turn, lends, stalled, ranking.levels, _left_s(view, self.knows == "exact"))
+        if not self.crowding:
+            found.amounts[:, USE + 1 : CORES] = 0.0
         if self.least_memory < 1.0:
             found.amounts[opportunistic, START_BYTES] *= self.least_memory
         found.amounts[:, BYTES] = np.where(runs, _held_bytes(view), found.amounts[:, START_BYTES])
@@ -317,8 +323,9 @@ def _table(
     whole[stalled, STALLED] = 1
     amounts[:, CORES:] = demands(jobs)
     amounts[:, START_BYTES] = jobs.gpu_memory_bytes
-    use = np.minimum(jobs.stage_s[:, Resource.GPU] / jobs.iteration_s, 1.0)
-    amounts[:, USE] = np.where(np.isnan(use), 1.0, use)
+    use = np.minimum(jobs.stage_s[:, SHARED] / jobs.iteration_s[:, None], 1.0)
+    use[amounts[:, CORES] > 0.0, SHARED.index(Resource.CPU)] = 0.0  # cores of its own
+    amounts[:, USE:CORES] = np.where(np.isnan(use), (1.0, 0.0, 0.0), use)
     if levels is None:
         return k.WalkJobs(whole, amounts, left_s, left_s, np.zeros(n, dtype=np.int64), running.gpus, {})
     return k.WalkJobs(whole, amounts, left_s, _room_s(view, left_s), levels, running.gpus, {})
@@ -405,7 +412,7 @@ def _lists(
 
 def _devices(cluster: Cluster) -> k.Devices:
     """The hardware as the walk sees it, without jobs."""
-    whole, amounts = np.zeros((cluster.gpus, 4), dtype=np.int64), np.zeros((cluster.gpus, 3))
+    whole, amounts = np.zeros((cluster.gpus, 4), dtype=np.int64), np.zeros((cluster.gpus, 5))
     whole[:, NODE] = cluster.gpu_node
     amounts[:, CAPACITY] = cluster.node_gpu_memory_bytes[cluster.gpu_node]
     nodes = np.empty((len(cluster.nodes), 5), dtype=np.int64)

@@ -478,6 +478,8 @@ _ANTMAN = {
                     "published", *get_args(GuaranteedOrder), fit=("fifo", "tiresias")),
     "backfill": switch("guaranteed jobs start on GPUs reserved for others if that delays none of these; off = as "
                        "published", fit=True),
+    "crowding": switch("opportunistic jobs avoid GPUs whose storage or cores their own stages need; off = by use of "
+                       "the GPU alone, as published", fit=True),
     "quota": free_text("GPUs that guaranteed jobs of a project may hold, e.g. vision=32/speech@v100=16/*=8 "
                        "(* = all other projects); without it there is no limit"),
     "limit": number("opportunistic jobs go on GPUs with a use below this part", 0.0, 1.0, over=True,

@@ -64,12 +64,13 @@ class WalkJobs(NamedTuple):
 
     `whole` (n, 11): the request: GPUS of KINDS (a bit mask) for PROJECT; it holds `held[LO:HI]` if it runs; flags KEPT
     (may not be moved), STALLED (should be), LENDS (will be a guest if it cannot be a host, so nothing is reserved for
-    it); its POSITION among all. Results: STATUS, and how many GPUs were THERE for it. `amounts` (n, 3 + resources of
-    nodes): BYTES of memory of each of its GPUs, USE: the part of the time that it keeps a GPU busy when alone, and
-    START_BYTES: the memory that it would start with elsewhere, which replaces BYTES once it has to leave; from CORES on
-    its `demands`. `left_s` (n,): known seconds until a job that runs or starts now has ended, infinite if unknown;
-    `room_s` (n,): until it has ended or makes room for jobs ahead of it; `level` (n,): its queue: jobs of later ones
-    stay behind. `given`: GPUs by row that a job starts on, moves to, or that are reserved for it, ascending; a result.
+    it); its POSITION among all. Results: STATUS, and how many GPUs were THERE for it. `amounts` (n, 5 + resources of
+    nodes): BYTES of memory of each of its GPUs, START_BYTES: the memory that it would start with elsewhere, which
+    replaces BYTES once it has to leave; from USE on the parts of the time that it keeps a GPU, storage and cores busy
+    when alone; from CORES on its `demands`. `left_s` (n,): known seconds until a job that runs or starts now has ended,
+    infinite if unknown; `room_s` (n,): until it has ended or makes room for jobs ahead of it; `level` (n,): its queue:
+    jobs of later ones stay behind. `given`: GPUs by row that a job starts on, moves to, or that are reserved for it,
+    ascending; a result.
     """
 
     whole: IntArray
@@ -85,9 +86,9 @@ class Devices(NamedTuple):
     """GPUs and nodes, a row each, at a moment of the walk.
 
     `whole` (gpus, 4): NODE; CLOSED: has a host, is reserved, or its node is down; JOBS on it, GUESTS among them.
-    `amounts` (gpus, 3): CAPACITY in bytes, infinite where not known; TAKEN bytes of jobs and contexts; LOAD: the parts
-    of time that its jobs use. `nodes` (nodes, 5): its GPUs are FIRST to before END, of KIND, in RACK, UP or not.
-    `spare` (nodes, resources): of `Cluster.node_spare`.
+    `amounts` (gpus, 5): CAPACITY in bytes, infinite where not known; TAKEN bytes of jobs and contexts; from LOAD on the
+    parts of time that its jobs use of it, and of its storage and cores. `nodes` (nodes, 5): its GPUs are FIRST to
+    before END, of KIND, in RACK, UP or not. `spare` (nodes, resources): of `Cluster.node_spare`.
     """
 
     whole: IntArray
@@ -170,7 +171,7 @@ class _Floor:
         whole, amounts, ask = self.devices.whole, self.devices.amounts, self.jobs.amounts[row]
         np.subtract.at(self.devices.spare, whole[gpus, NODE], ask[CORES:])
         amounts[gpus, TAKEN] += ask[BYTES] + self.rules.context
-        amounts[gpus, LOAD] += ask[USE]
+        amounts[gpus, LOAD:] += ask[USE:CORES]
         whole[gpus, JOBS] += 1
         whole[gpus, CLOSED] += 1
 
@@ -185,7 +186,7 @@ class _Floor:
         whole, amounts, ask, gpus = self.devices.whole, self.devices.amounts, self.jobs.amounts[row], self.held_by(row)
         np.add.at(self.devices.spare, whole[gpus, NODE], ask[CORES:])
         amounts[gpus, TAKEN] -= ask[BYTES] + self.rules.context
-        amounts[gpus, LOAD] -= ask[USE]
+        amounts[gpus, LOAD:] -= ask[USE:CORES]
         whole[gpus, JOBS] -= 1
         whole[gpus, column] -= 1
 

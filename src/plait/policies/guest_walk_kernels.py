@@ -16,9 +16,10 @@ PER_GUEST = 1e-3
 #: Room for rounding: cores and bytes.
 SLACK = 1e-6
 
-#: Columns of a job's needs on each GPU, and of the tables of GPUs (whole numbers, amounts) and of nodes. From CORES on,
-#: needs are those of nodes: `plait.placement.packing.demands`.
-BYTES, USE, START_BYTES, CORES = range(4)
+#: Columns of a job's needs on each GPU, and of the tables of GPUs (whole numbers, amounts) and of nodes. From USE and
+#: LOAD on: of the GPU, and of its part of the storage and cores of its node. From CORES on, needs are those of nodes:
+#: `plait.placement.packing.demands`.
+BYTES, START_BYTES, USE, CORES = 0, 1, 2, 5
 NODE, CLOSED, JOBS, GUESTS = range(4)
 CAPACITY, TAKEN, LOAD = range(3)
 FIRST, END, KIND, RACK, UP = range(5)
@@ -138,7 +139,8 @@ def take(
         for i in range(spare.shape[1]):
             spare[whole[gpu, NODE], i] -= ask[CORES + i]
         amounts[gpu, TAKEN] += ask[BYTES] + context
-        amounts[gpu, LOAD] += ask[USE]
+        for i in range(CORES - USE):
+            amounts[gpu, LOAD + i] += ask[USE + i]
         whole[gpu, JOBS] += 1
         whole[gpu, CLOSED if host else GUESTS] += 1
 
@@ -305,6 +307,16 @@ def paced_together(gpus: IntArray, whole: IntArray) -> bool:
 
 
 @part
+def crowded(gpu: int, ask: FloatArray, amounts: FloatArray) -> float:
+    """The part of its speed that a guest loses on a GPU, because others use what its own stages need; 0 to 1."""
+    speed = 1.0
+    for i in range(CORES - USE):
+        if ask[USE + i] > 0.0:
+            speed = min(speed, max(1.0 - amounts[gpu, LOAD + i], 0.0) / ask[USE + i])
+    return float(1.0 - speed)
+
+
+@part
 def least_used(
     kind: int,
     first_node: int,
@@ -324,8 +336,8 @@ def least_used(
     """The least used GPUs of a kind for a guest into `out`, best first, at most as many as that has room for.
 
     GPUs of a range of nodes, next to hosts only if `hosted`, with less use than `limit` and fewer than `most` guests,
-    that are not `barred`. Equally used ones go by number. Returns how many, and the sum of their use. Nodes are in the
-    order of their GPUs.
+    that are not `barred`, and where the guest keeps more than 1 - `limit` of its speed; what it loses counts as use.
+    Equally used ones go by number. Returns how many, and the sum of their use. Nodes are in the order of their GPUs.
     """
     need, found = len(out), 0
     uses = np.empty(need)
@@ -333,10 +345,11 @@ def least_used(
         room = on_node(node, ask, spare) if nodes[node, KIND] == kind and nodes[node, UP] else 0
         first, here = nodes[node, FIRST], 0  # so many of the chosen ones are on this node
         for gpu in range(first, nodes[node, END]):
-            use = amounts[gpu, LOAD] + PER_GUEST * whole[gpu, GUESTS]
+            crowd = crowded(gpu, ask, amounts)
+            use = amounts[gpu, LOAD] + crowd + PER_GUEST * whole[gpu, GUESTS]
             if room == 0 or (found == need and use >= uses[need - 1]):
                 continue
-            usable = amounts[gpu, LOAD] < limit and whole[gpu, GUESTS] < most
+            usable = max(amounts[gpu, LOAD], crowd) < limit and whole[gpu, GUESTS] < most
             usable = usable and (hosted or whole[gpu, JOBS] == whole[gpu, GUESTS])
             for one in barred:
                 usable = usable and one != gpu
@@ -441,7 +454,8 @@ def start_guests(
                 whole[gpu, JOBS] -= 1
                 whole[gpu, GUESTS] -= 1
                 amounts[gpu, TAKEN] -= asks[row, BYTES] + context
-                amounts[gpu, LOAD] -= asks[row, USE]
+                for i in range(CORES - USE):
+                    amounts[gpu, LOAD + i] -= asks[row, USE + i]
         jobs[row, STATUS] = MOVED if len(barred) > 0 else GUEST
         take(gpus, asks[row], context, False, whole, amounts, spare)
         filled += need

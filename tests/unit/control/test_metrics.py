@@ -79,14 +79,8 @@ def test_jobs_that_take_turns_hold_a_gpu_once_and_may_be_useful_more_than_once()
 
 
 def test_what_jobs_win_on_a_shared_gpu_hides_no_loss_on_another():
-    slow = job("c", seconds=50)
-    events = [
-        submit(0, job("a"), job("b"), slow),
-        decide(0),
-        finish(0, 125),
-        finish(2, 120, 125),
-        finish(1, 125),
-    ]
+    jobs = submit(0, job("a"), job("b"), job("c", seconds=50))
+    events = [jobs, decide(0), finish(0, 125), finish(2, 120, 125), finish(1, 125)]
     s = measure(*run("1x2", events, [[([0, 1], [0]), ([2], [1])]])).summary
     assert s["lost_gpu_h"] == pytest.approx((120 - 50) / 3600)
 

@@ -20,7 +20,7 @@ from plait.core.jit import has_machine_code, plain
 from plait.core.jobs import Checkpoints, JobBatch, JobClass, JobSpec, JobTable, Phase
 from plait.core.plan import NO_GROUPS, Groups, Plan, Reservation
 from plait.core.policy import Usage, View
-from plait.core.resources import Resource, StageProfile
+from plait.core.resources import StageProfile
 from plait.policies import guest_walk, guest_walk_kernels
 from plait.policies.antman import AntMan
 from plait.policies.catalog import make_policy
@@ -31,7 +31,7 @@ from reference import guest_walk as reference
 
 G, O, A = JobClass.GUARANTEED, JobClass.OPPORTUNISTIC, JobClass.AUTO  # noqa: E741 - one letter each
 #: As in the paper: nobody starts on reserved GPUs, no guaranteed job is preempted, guests do not age.
-PUBLISHED: dict[str, Any] = {"order": "fifo", "backfill": False, "guest_age_s": math.inf}
+PUBLISHED: dict[str, Any] = {"order": "fifo", "backfill": False, "crowding": False, "guest_age_s": math.inf}
 HALF = StageProfile.of(cpu=0.5, gpu=0.5)  # keeps its GPUs busy half of the time
 
 
@@ -400,6 +400,25 @@ def test_guests_go_on_the_least_used_gpus_below_the_limit_all_or_nothing() -> No
     assert here.gpus(guests=True) == {5: (3,)}
 
 
+def test_a_guest_goes_where_hosts_leave_the_storage_and_cores_that_it_needs() -> None:
+    loads, trains = StageProfile.of(storage=0.9, gpu=0.1), StageProfile.of(cpu=0.3, gpu=0.7)
+    for crowding, places in ((False, {2: (0,), 3: (1,)}), (True, {2: (1,), 3: (0,)})):
+        here = house("1x2", crowding=crowding)
+        here.submit(job("loads", profile=loads), job("trains", profile=trains)).decide()
+        here.submit(job("reads", 1, O, profile=loads), job("computes", 1, O, profile=trains)).decide()
+        assert here.gpus(guests=True) == places
+    here.submit(job("third", 1, O, profile=loads)).finish(2).finish(3).finish(1).decide()
+    assert here.gpus(guests=True) == {4: (1,)}
+    assert here.submit(job("fourth", 1, O, profile=loads), job("host", profile=loads)).decide().reasons.keys() == {5}
+
+
+def test_a_job_with_cores_of_its_own_competes_for_none() -> None:
+    here = house("1x1", crowding=True)
+    busy = StageProfile.of(cpu=0.9, gpu=0.1)
+    here.submit(job("host", profile=busy, cpus=2), job("guest", 1, O, profile=busy, cpus=2)).decide()
+    assert here.gpus(guests=True) == {1: (0,)}
+
+
 def test_a_job_without_a_profile_counts_as_measured() -> None:
     here = house("1x2")
     here.submit(job("unknown", 1, profile=None), job("other", 1, profile=None)).decide()
@@ -730,10 +749,6 @@ def crowded_house(chance: random.Random, seed: int) -> House:
     )  # fmt: skip
 
 
-def test_use_of_the_gpu_is_that_of_the_profile() -> None:
-    assert HALF.stage_s[Resource.GPU] / HALF.iteration_s == 0.5
-
-
 # -- classes under load --------------------------------------------------------------------------------------
 
 
@@ -752,5 +767,5 @@ def test_a_guaranteed_job_is_no_slower_than_without_classes_nor_than_a_guest() -
     alike, _ = mean_h("fifo-backfill", 1.3, 0.5)
     assert guaranteed <= 1.05 * alike
     assert guaranteed <= 1.05 * opportunistic
-    inverted, others = mean_h("antman:order=fifo,backfill=off,guest_age_s=inf", 1.3, 0.5)
+    inverted, others = mean_h("antman:order=fifo,backfill=off,crowding=off,guest_age_s=inf", 1.3, 0.5)
     assert inverted > 2 * others

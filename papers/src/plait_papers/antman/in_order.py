@@ -52,4 +52,4 @@ class InOrder:
 def in_order(quota: str = "") -> InOrder:
     """The policy within quotas as text, for `make_policy`."""
     rules = Quotas.parse(quota).rules if quota else ()
-    return InOrder(AntMan(order="fifo", backfill=False, guest_age_s=math.inf, quota=rules))
+    return InOrder(AntMan(order="fifo", backfill=False, crowding=False, guest_age_s=math.inf, quota=rules))

@@ -14,7 +14,7 @@ from plait_papers.antman.workload import GPUS, Workload
 #: At most half of the GPUs for a tenant. The comparison is without, as queues of YARN may exceed their share, too.
 QUOTA = f"quota=*={GPUS // 2}"
 #: The published global scheduler; plait's default orders jobs by service, fills reservations and ages guests.
-PUBLISHED = "antman:order=fifo,backfill=off,guest_age_s=inf"
+PUBLISHED = "antman:order=fifo,backfill=off,crowding=off,guest_age_s=inf"
 IN_ORDER = "plait_papers.antman.in_order:in_order"
 
 

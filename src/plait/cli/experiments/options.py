@@ -163,11 +163,8 @@ class Request:
     spread_slowdown: SpreadSlowdown = None
     network: NetworkOption = None
     overlap: Annotated[
-        Text,
-        typer.Option(
-            help="With a network: part of the computation during which gradients are exchanged, or `layers`: each "
-            "layer's as the backward pass of the model has them. [default: 0]"
-        ),
+        float | None,
+        typer.Option(help="With a network: part of the computation during which gradients are exchanged. [default: 0]"),
     ] = None
     phases: Annotated[
         Text,
