@@ -608,14 +608,10 @@ def draw_stops(trace: Trace, count: int, seed: int) -> list[int]:
 
 def _shows(trace: Trace, step: int) -> tuple[bool, int]:
     """How many periods a stop after this step shows: whether that of the batches of a step, and all below a number."""
-    several = _batches_a_step(trace)
+    several = max((len(step.get("batches") or []) for step in trace.steps.values()), default=0)
     done = sum(len(trace.steps.get(n, {}).get("batches") or []) for n in range(1, step + 1))
     factor = _smallest_factor(step)
     return several > 1 and done % several != 0, MANY if factor == step else min(factor, MANY - 1)
-
-
-def _batches_a_step(trace: Trace) -> int:
-    return max((len(step.get("batches") or []) for step in trace.steps.values()), default=0)
 
 
 def _smallest_factor(number: int) -> int:

@@ -199,7 +199,16 @@ def requests_of(asked: Asked, environ: Mapping[str, str], *, here: bool) -> list
     jobs: list[dict[str, Any]] = [{"command": command}] if asked.file is None else read_jobs(asked.file)
     if asked.file is not None and command:
         jobs = [{**job, "command": command} for job in jobs]
-    variables = _variables(asked.env or (), environ)
+    pairs = asked.env or ()
+    out = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or (not equals and name not in environ):
+            raise InputError(f"--env {pair!r}: write NAME=VALUE, or the NAME of a variable that is set here")
+        if name in out:
+            raise InputError(f"--env {name} is given twice; give it once")
+        out[name] = value if equals else environ[name]
+    variables = out
     python, shell = (None, {}) if asked.node_env else _of_shell(asked, environ)
     ready = []
     for i, job in enumerate(jobs, start=1):
@@ -267,18 +276,6 @@ def _settle(
     env = {**shell, **job.get("env", {}), **variables}
     if env:
         job["env"] = env
-
-
-def _variables(pairs: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    out = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not name or (not equals and name not in environ):
-            raise InputError(f"--env {pair!r}: write NAME=VALUE, or the NAME of a variable that is set here")
-        if name in out:
-            raise InputError(f"--env {name} is given twice; give it once")
-        out[name] = value if equals else environ[name]
-    return out
 
 
 #: Options of `plait submit` that training scripts rarely have, and whether a value follows.

@@ -432,7 +432,13 @@ class Controller:
         columns, jobs = self.job_store.columns, event.jobs
         if len(jobs) != len(event.specs):
             raise PlaitError(f"an update names {len(jobs)} jobs and has {len(event.specs)} specs")
-        self._require_open(jobs, event)
+        phases = self.job_store.columns["phase"]
+        for job in jobs.tolist():
+            if not TRANSITIONS[_PHASES[phases[job]]]:
+                raise PlaitError(
+                    f"{self.job_store.name(job)} is {Phase(phases[job]).name.lower()} and cannot change "
+                    f"({type(event).__name__} at {event.at_s} s)"
+                )
         self.job_store.update(jobs, event.specs)
         self.changed = True
         running = jobs[columns["running_group"][jobs] >= 0]
@@ -545,15 +551,6 @@ class Controller:
                     f"{target.name.lower()} ({type(event).__name__} at {event.at_s} s)"
                 )
 
-    def _require_open(self, jobs: IntArray, event: Event) -> None:
-        phases = self.job_store.columns["phase"]
-        for job in jobs.tolist():
-            if not TRANSITIONS[_PHASES[phases[job]]]:
-                raise PlaitError(
-                    f"{self.job_store.name(job)} is {Phase(phases[job]).name.lower()} and cannot change "
-                    f"({type(event).__name__} at {event.at_s} s)"
-                )
-
     def _end(self, jobs: IntArray, phase: Phase, end_s: Any) -> None:
         columns = self.job_store.columns
         columns["phase"][jobs] = int(phase)
@@ -597,7 +594,18 @@ class Controller:
         plan = self.planned(view)
         changes = self._checked(plan.groups)
         if plan.grants or self.job_store.requiring:
-            self._check_grants(plan, view)
+            # The switches have to serve the plan, and jobs that require a grant to have one.
+            store, policy = self.job_store, describe(self.policy)
+            if plan.grants and not self.aggregates:
+                one = plan.grants[0]
+                raise PlanError(
+                    f"policy {policy} made a plan that grants memory of switch {one.switch!r} to {store.name(one.job)}"
+                    "; switches do not aggregate here"
+                )
+            refuse_grants(plan, self.grants, store.spec, self.cluster, store.name, policy)
+            had = {one.job for one in self.grants}
+            kept = [job for job in view.jobs.number[view.keeps.rows].tolist() if job not in had]
+            refuse_missing_grants(plan, store.requiring, kept, store.name, policy)
         return self._apply(plan, changes)
 
     def planned(self, view: View) -> Plan:
@@ -662,20 +670,6 @@ class Controller:
         changed = grant_changes(self.events, self.grants, plan.grants, notes)
         self.grants = plan.grants
         return [] if changed is None else [changed]
-
-    def _check_grants(self, plan: Plan, view: View) -> None:
-        """Raise `PlanError` if the switches cannot serve the plan, or jobs that require a grant have none."""
-        store, policy = self.job_store, describe(self.policy)
-        if plan.grants and not self.aggregates:
-            one = plan.grants[0]
-            raise PlanError(
-                f"policy {policy} made a plan that grants memory of switch {one.switch!r} to {store.name(one.job)}; "
-                "switches do not aggregate here"
-            )
-        refuse_grants(plan, self.grants, store.spec, self.cluster, store.name, policy)
-        had = {one.job for one in self.grants}
-        kept = [job for job in view.jobs.number[view.keeps.rows].tolist() if job not in had]
-        refuse_missing_grants(plan, store.requiring, kept, store.name, policy)
 
     def _checked(self, groups: Groups) -> PlanChanges:
         """The changes that `groups` make to what runs; raises `PlanError` if they cannot run."""

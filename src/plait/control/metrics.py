@@ -531,7 +531,8 @@ def _sharing(timeline: Timeline, span: tuple[float, float]) -> dict[str, Value]:
     guests = covered(*by_gpu(t, np.flatnonzero(t.group_guest)))
     rows = reserved, covered(*reserved, by=guests), guests
     hours: dict[str, Value] = {
-        name: _gpu_h(from_s, to_s, span) for name, (_, from_s, to_s) in zip(SHARING, rows, strict=True)
+        name: float(np.maximum(np.minimum(to_s, span[1]) - np.maximum(from_s, span[0]), 0.0).sum()) / 3600
+        for name, (_, from_s, to_s) in zip(SHARING, rows, strict=True)
     }
     return hours | ({SPILL: _spill_gb_h(t, span)} if len(t.spill_at_s) else {})
 
@@ -540,11 +541,6 @@ def _spill_gb_h(timeline: Timeline, span: tuple[float, float]) -> float:
     """Gigabytes in host memory times hours, inside a span."""
     at = np.clip(np.append(timeline.spill_at_s, timeline.last_s), *span)
     return float((np.diff(at) * timeline.spill_bytes).sum()) / 1e9 / 3600
-
-
-def _gpu_h(from_s: FloatArray, to_s: FloatArray, span: tuple[float, float]) -> float:
-    """The lengths of these intervals inside a span, each of one GPU, in hours together."""
-    return float(np.maximum(np.minimum(to_s, span[1]) - np.maximum(from_s, span[0]), 0.0).sum()) / 3600
 
 
 def _blocking(timeline: Timeline, span: tuple[float, float]) -> dict[str, Value]:

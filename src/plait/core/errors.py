@@ -35,15 +35,11 @@ def shortened(message: str) -> str:
     """
     if len(message) <= MOST_QUOTED:
         return message
-    message = _LONG.sub(_cut, message)
+    message = _LONG.sub(lambda found: f"{found[0][:MOST_QUOTED]}... ({len(found[0]):,} characters)", message)
     half = MOST_SAID // 2
     if len(message) > MOST_SAID:
         message = f"{message[:half]} ... ({len(message) - 2 * half:,} characters left out) ... {message[-half:]}"
     return message
-
-
-def _cut(found: re.Match[str]) -> str:
-    return f"{found[0][:MOST_QUOTED]}... ({len(found[0]):,} characters)"
 
 
 class PlaitError(Exception):

@@ -259,7 +259,17 @@ def advise(past: Past, asked: AdviceRequest, ended: Callable[[int], None] | None
     Raises `Unfaithful` if the policy that was used does not give what happened, `InputError` for bad options.
     """
     if asked.prices is not None:
-        _refuse_unknown(asked.prices, past.cluster)
+        cluster = past.cluster
+        try:
+            asked.prices.refuse_unknown(cluster.kinds)
+        except InputError as error:
+            unknown = asked.prices.unused(cluster.kinds)
+            if cluster.kinds != (UNNAMED,) or not unknown:
+                raise
+            named = ",".join(f"{part}:{unknown[0]}" for part in str(cluster).split(","))
+            raise InputError(
+                f"{error}; jobs of this history name no single kind, --cluster does, e.g. --cluster {named}"
+            ) from error
     for policy in (*asked.policies, *filter(None, (asked.policy,))):
         make_policy(policy)
     with Simulations(past, round_s=round_of(past, asked.budget), processes=asked.processes, ended=ended) as simulations:
@@ -285,20 +295,6 @@ def advise(past: Past, asked: AdviceRequest, ended: Callable[[int], None] | None
         effects.sort(key=lambda one: (one.before != last, one.change if math.isfinite(one.change) else math.inf))
         sentences = recommendation(past, fit, effects)
         return Advice(past, fit, tuple(effects), sentences, simulations.jobs, asked.prices)
-
-
-def _refuse_unknown(prices: Prices, cluster: Cluster) -> None:
-    """Raise `InputError` for prices that do not fit the GPU kinds; it explains how to name a kind if none is named."""
-    try:
-        prices.refuse_unknown(cluster.kinds)
-    except InputError as error:
-        unknown = prices.unused(cluster.kinds)
-        if cluster.kinds != (UNNAMED,) or not unknown:
-            raise
-        named = ",".join(f"{part}:{unknown[0]}" for part in str(cluster).split(","))
-        raise InputError(
-            f"{error}; jobs of this history name no single kind, --cluster does, e.g. --cluster {named}"
-        ) from error
 
 
 def _best_on_sizes(

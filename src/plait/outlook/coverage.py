@@ -94,11 +94,6 @@ class Coverage:
         """After an event: forecast what is new, and settle what came."""
         if isinstance(event, JobSubmitted):
             self._new += range(event.first, event.first + len(event.jobs))
-        self._settle(controller)
-        if isinstance(event, ReplanDue) and self._new:
-            self._forecast(controller)
-
-    def _settle(self, controller: Controller) -> None:
         columns, now_s = controller.job_store.columns, controller.now_s
         running = set(controller.active[columns["phase"][controller.active] == int(Phase.RUNNING)].tolist())
         for job in [job for job in self._open if job not in self._running and job in running]:
@@ -116,6 +111,8 @@ class Coverage:
                 del self._open[job]
                 self.record.open.pop(job, None)
         self._running = running
+        if isinstance(event, ReplanDue) and self._new:
+            self._forecast(controller)
 
     def _forecast(self, controller: Controller) -> None:
         mine, self._new = [job for job in self._new if job % self.each == self.each - 1], []

@@ -126,7 +126,13 @@ class MeasuredCosts:
         elif isinstance(event, (JobFailed, LaunchFailed)):
             self.failures += len(event.jobs)
         elif isinstance(event, ProgressReported):
-            self._progress(event)
+            # The start of a job with less detailed reports: time held at its first report, less its iterations.
+            for job, done, held, pace in zip(
+                event.jobs.tolist(), event.iterations_done.tolist(), event.run_s.tolist(), event.iteration_s.tolist(),
+                strict=True,
+            ):  # fmt: skip
+                if done > 0 and math.isfinite(pace) and job not in self._began:
+                    self._began[job] = max(0.0, held - (done - 1) * pace)
 
     def _follow_policy(self, state: State, row: LoggedEntry) -> None:
         policy = state.controller.policy if state.controller is not None else None
@@ -158,15 +164,6 @@ class MeasuredCosts:
         for job, row in zip(event.jobs.tolist(), event.goodput, strict=True):
             self.silent_s.setdefault(job, float(columns["run_s"][job]))
             self.reports.setdefault(job, []).append((float(done[job]), row))
-
-    def _progress(self, event: ProgressReported) -> None:
-        """Estimate the start of jobs with less detailed reports: time held at the first report, less its iterations."""
-        for job, done, held, pace in zip(
-            event.jobs.tolist(), event.iterations_done.tolist(), event.run_s.tolist(), event.iteration_s.tolist(),
-            strict=True,
-        ):  # fmt: skip
-            if done > 0 and math.isfinite(pace) and job not in self._began:
-                self._began[job] = max(0.0, held - (done - 1) * pace)
 
     def start_s(self, job: int) -> float:
         """Seconds of the job's first start, its first iteration included; NaN if it was not seen."""

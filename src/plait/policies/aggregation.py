@@ -331,7 +331,14 @@ class WithAggregation:
         for job, nodes in wanting:
             server = known.get(job.number)
             if server is None:
-                here = _candidates(graph, state, nodes, up)
+                # Candidates for a server: of each rack of the job the worker and the other node with fewest users.
+                racks = {graph.leaf(worker) for worker in nodes}
+                best: dict[tuple[int, bool], int] = {}
+                for node in up:
+                    key = graph.leaf(node), node in nodes
+                    if key[0] in racks and (key not in best or len(state.users[node]) < len(state.users[best[key]])):
+                        best[key] = node
+                here = sorted(best.values()) or up
                 server, state = best_server(state, job.number, nodes, here, adds=adds)
             found.append(AggregatedJob(job, PlacedJob(nodes, server), adds, self._answers))
         return found
@@ -440,14 +447,3 @@ class WithAggregation:
 def aggregation_of(policy: object) -> WithAggregation | None:
     """The policy that grants memory of switches: this one or one inside it; None where there is none."""
     return next((one for one in layers(policy) if isinstance(one, WithAggregation)), None)
-
-
-def _candidates(graph: Graph, state: SteadyState, workers: tuple[int, ...], up: list[int]) -> list[int]:
-    """Candidates for a job's server: of each of its racks the worker and the other node with the fewest users."""
-    racks = {graph.leaf(worker) for worker in workers}
-    best: dict[tuple[int, bool], int] = {}
-    for node in up:
-        key = graph.leaf(node), node in workers
-        if key[0] in racks and (key not in best or len(state.users[node]) < len(state.users[best[key]])):
-            best[key] = node
-    return sorted(best.values()) or up

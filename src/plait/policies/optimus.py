@@ -45,18 +45,14 @@ class Optimus(InRounds):
         known = work[~np.isnan(work)]
         work = np.where(np.isnan(work), known.mean() if len(known) else 1.0, work)
         speed = pool.goodput(-(-gpus // pool.per_node), gpus)
-        rate = self._rates(pool, view, gpus)
+        # Jobs of one size, or without a fit, are in proportion to their GPUs.
+        one_s = view.jobs.iteration_s[pool.rows]
+        one_s = np.where(np.isnan(one_s), 1.0, one_s)
+        rate: FloatArray = gpus / (one_s * view.jobs.gpus[pool.rows])[:, None]
         if pool.jobs is not None:
             rate = np.where(pool.adapts[:, None], speed / pool.jobs.initial[:, None], rate)
         with np.errstate(divide="ignore"):
             return np.where(rate > 0, work[:, None] / rate, np.inf)
-
-    def _rates(self, pool: Pool, view: View, gpus: IntArray) -> FloatArray:
-        """(J, K): iterations/s of jobs of one size, or without a fit, in proportion to their GPUs."""
-        one_s = view.jobs.iteration_s[pool.rows]
-        one_s = np.where(np.isnan(one_s), 1.0, one_s)
-        out: FloatArray = gpus / (one_s * view.jobs.gpus[pool.rows])[:, None]
-        return out
 
 
 def grants(left_s: FloatArray, least: IntArray, most: IntArray, total: int, order: IntArray) -> IntArray:

@@ -128,7 +128,18 @@ class Simulator(JobsOnGpus):
 
     def note_progress(self) -> None:
         """Raise if no job has made progress since the last call."""
-        self.progress = self._progress_since(self.progress)
+        # Work done and jobs arrived so far.
+        worked = np.maximum(self.now - self.since_ms[self.running], 0.0) * self.rate[self.running]
+        now = float(self.done_ms.sum() + worked.sum()) + self.arrived
+        if now == self.progress:
+            waiting = self._waiting()
+            names = ", ".join(repr(str(self.truth.id[j])) for j in waiting[:10].tolist())
+            raise SimulationError(
+                f"no job made progress in {PATIENCE} decisions until {self.now / 1000} s: the policy runs none of "
+                f"them, or stops them before their start-up is over; look at its quantum. Unfinished: {names}"
+                + (f" and {len(waiting) - 10} more" if len(waiting) > 10 else "")
+            )
+        self.progress = now
 
     def _needs_lost_switch(self, jobs: IntArray) -> bool:
         """Whether a switch is lost and one of these jobs does not run without aggregation."""
@@ -138,20 +149,6 @@ class Simulator(JobsOnGpus):
     def _waiting(self) -> IntArray:
         """Jobs that have arrived and not ended."""
         return np.flatnonzero(self.done_ms[: self.arrived] < self.total_ms[: self.arrived])
-
-    def _progress_since(self, before: float) -> float:
-        """Work done and jobs arrived so far; raise if neither has changed."""
-        worked = np.maximum(self.now - self.since_ms[self.running], 0.0) * self.rate[self.running]
-        now = float(self.done_ms.sum() + worked.sum()) + self.arrived
-        if now == before:
-            waiting = self._waiting()
-            names = ", ".join(repr(str(self.truth.id[j])) for j in waiting[:10].tolist())
-            raise SimulationError(
-                f"no job made progress in {PATIENCE} decisions until {self.now / 1000} s: the policy runs none of "
-                f"them, or stops them before their start-up is over; look at its quantum. Unfinished: {names}"
-                + (f" and {len(waiting) - 10} more" if len(waiting) > 10 else "")
-            )
-        return now
 
     def next_due(self) -> float:
         """When something happens next, in ms; infinity if never."""

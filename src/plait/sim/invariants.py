@@ -31,9 +31,24 @@ class Invariants:
         self._reported: set[int] = set()
 
     def __call__(self, event: messages.Event, commands: Sequence[messages.Command]) -> None:
-        self._job_store(event)
+        # Every job ever submitted is active or has ended; active jobs are in order and not ended.
+        job_store, active = self.controller.job_store, self.controller.active
+        phase = job_store.columns["phase"][: job_store.count]
+        live = np.flatnonzero(phase <= int(Phase.RUNNING))
+        if not np.array_equal(live, active):
+            lost = sorted(set(live.tolist()) ^ set(active.tolist()))
+            self._fail(event, f"{job_store.name(lost[0])} is neither active nor ended")
         if isinstance(event, messages.ProgressReported):
-            self._progress(event)
+            # Work never exceeds the job; where it shrank, `_losses` asks for the failure that took it.
+            before, now = self._done[event.jobs], event.iterations_done
+            shrunk = now < before - 1e-6 * np.maximum(before, 1)
+            self._shrunk.update(event.jobs[shrunk].tolist())
+            self._reported.update(event.jobs.tolist())
+            backend = self.backend
+            over = now > backend.truth.iterations[event.jobs] * (1 + 1e-9) + 1.0 / backend.unit_ms[event.jobs]
+            if over.any():
+                self._fail(event, f"{self.controller.job_store.name(int(event.jobs[np.argmax(over)]))} did too much")
+            self._done[event.jobs] = now
         self._losses(event, commands)
         self._grants(event)
         if isinstance(event, messages.ReplanDue):
@@ -45,31 +60,22 @@ class Invariants:
                 changed = [self._alive()]  # who shares GPUs may be in any group
             for groups in changed:
                 self._pace(event, groups)
-            self._time(event)
+            # Each millisecond a job held its GPUs was start-up, work or save: nothing is charged twice.
+            b = self.backend
+            ended = self.controller.job_store.columns["phase"][: self.controller.job_store.count] == int(Phase.FINISHED)
+            rows = np.flatnonzero(ended)
+            held = b.service_ms[rows]
+            useful = b.worked_ms[rows] + b.overhead_ms[rows]
+            off = np.abs(b.run_ms[rows] - useful) > 1e-3 + 1e-9 * useful
+            if off.any():
+                job = int(rows[np.argmax(off)])
+                name, used = self.controller.job_store.name(job), useful[np.argmax(off)]
+                self._fail(event, f"{name} held GPUs {b.run_ms[job]} ms, used {used} ms")
+            if (held < 0).any():
+                self._fail(event, "negative service")
 
     def _fail(self, event: messages.Event, what: str) -> None:
         raise SimulationError(f"invariant broken after {type(event).__name__} at {event.at_s} s: {what}")
-
-    def _job_store(self, event: messages.Event) -> None:
-        """Every job ever submitted is active or has ended; active jobs are in order and not ended."""
-        job_store, active = self.controller.job_store, self.controller.active
-        phase = job_store.columns["phase"][: job_store.count]
-        live = np.flatnonzero(phase <= int(Phase.RUNNING))
-        if not np.array_equal(live, active):
-            lost = sorted(set(live.tolist()) ^ set(active.tolist()))
-            self._fail(event, f"{job_store.name(lost[0])} is neither active nor ended")
-
-    def _progress(self, event: messages.ProgressReported) -> None:
-        """Work never exceeds the job; where it shrank, `_losses` will ask for the failure that took it."""
-        before, now = self._done[event.jobs], event.iterations_done
-        shrunk = now < before - 1e-6 * np.maximum(before, 1)
-        self._shrunk.update(event.jobs[shrunk].tolist())
-        self._reported.update(event.jobs.tolist())
-        backend = self.backend
-        over = now > backend.truth.iterations[event.jobs] * (1 + 1e-9) + 1.0 / backend.unit_ms[event.jobs]
-        if over.any():
-            self._fail(event, f"{self.controller.job_store.name(int(event.jobs[np.argmax(over)]))} did too much")
-        self._done[event.jobs] = now
 
     def _losses(self, event: messages.Event, commands: Sequence[messages.Command]) -> None:
         """Work shrinks only when the job's process failed or one of its nodes was lost since its last report.
@@ -191,20 +197,3 @@ class Invariants:
                 f"{self.controller.job_store.name(int(jobs[at]))} takes {inside_s[at]:g} s an iteration in its group "
                 f"and {alone_s[at]:g} s alone",
             )
-
-    def _time(self, event: messages.Event) -> None:
-        """Each millisecond a job held its GPUs was start-up, work or save: nothing is charged twice."""
-        b = self.backend
-        ended = self.controller.job_store.columns["phase"][: self.controller.job_store.count] == int(Phase.FINISHED)
-        rows = np.flatnonzero(ended)
-        held = b.service_ms[rows]
-        useful = b.worked_ms[rows] + b.overhead_ms[rows]
-        off = np.abs(b.run_ms[rows] - useful) > 1e-3 + 1e-9 * useful
-        if off.any():
-            job = int(rows[np.argmax(off)])
-            self._fail(
-                event,
-                f"{self.controller.job_store.name(job)} held GPUs {b.run_ms[job]} ms, used {useful[np.argmax(off)]} ms",
-            )
-        if (held < 0).any():
-            self._fail(event, "negative service")

@@ -147,22 +147,6 @@ class GpuNeighbours:
             return
         for job in groups.jobs.tolist():
             self.leave(job)
-        self._make_room(groups)
-        new = np.array([self._free.pop() for _ in range(len(groups))], dtype=np.int64)
-        self._rows[new, GATE] = 0 if groups.gate is None else groups.gate
-        self._rows[new, GUEST] = 0 if groups.guest is None else groups.guest
-        either(enter, WORK)(
-            new, groups.gpus, groups.first_gpu, groups.jobs, groups.first_job, self._on_gpu, self._count, self._rows,
-            self._gpus, self._jobs,
-        )  # fmt: skip
-        rows = new[groups.group_of_member()].tolist()
-        self._row_of.update(zip(groups.jobs.tolist(), rows, strict=True))
-        if groups.details is not None:
-            parts = np.split(groups.details, groups.first_job[1:-1])
-            self._details.update(zip(new.tolist(), parts, strict=True))
-
-    def _make_room(self, groups: Groups) -> None:
-        """Enlarge the tables for these groups."""
         before = len(self._rows)
         if len(self._free) < len(groups):
             self._rows = _enlarged(self._rows, before + len(groups), 4)
@@ -175,6 +159,18 @@ class GpuNeighbours:
             self._count = np.concatenate([self._count, more])
         most = int(self._count.max()) + int(np.bincount(groups.gpus).max())
         self._on_gpu = _enlarged(self._on_gpu, len(self._count), most)
+        new = np.array([self._free.pop() for _ in range(len(groups))], dtype=np.int64)
+        self._rows[new, GATE] = 0 if groups.gate is None else groups.gate
+        self._rows[new, GUEST] = 0 if groups.guest is None else groups.guest
+        either(enter, WORK)(
+            new, groups.gpus, groups.first_gpu, groups.jobs, groups.first_job, self._on_gpu, self._count, self._rows,
+            self._gpus, self._jobs,
+        )  # fmt: skip
+        rows = new[groups.group_of_member()].tolist()
+        self._row_of.update(zip(groups.jobs.tolist(), rows, strict=True))
+        if groups.details is not None:
+            parts = np.split(groups.details, groups.first_job[1:-1])
+            self._details.update(zip(new.tolist(), parts, strict=True))
 
     def leave(self, job: int) -> bool:
         """Remove the job from its group; whether there is still a group on one of its GPUs, False if it was in none."""

@@ -113,7 +113,14 @@ def run_stretches(controller: Controller, backend: Simulator, records: Sequence[
     while True:
         before = int(s.counts[layout.EVENTS])
         run_stretch(s, PATIENCE - int(s.counts[layout.INSTANTS]) % PATIENCE)
-        block = _block(s, int(s.counts[layout.EVENTS]) - before)
+        events = int(s.counts[layout.EVENTS]) - before
+        n = s.counts[layout.ROWS]
+        kind = s.rows.kind[:n].copy()
+        starts = kind == STARTS
+        gpus = s.rows.gpus[: s.counts[layout.ROW_GPUS]].copy()
+        done, count = s.rows.done[:n][starts], s.rows.gpu_count[:n][starts]
+        block = Block(kind, s.rows.job[:n].copy(), s.rows.at_ms[:n] / 1000, done, count, gpus, events,
+                     float(s.at[layout.LAST_EVENT]))  # fmt: skip
         store.depart(block.job[block.kind == ENDS])
         for record in records:
             record.take(block)
@@ -218,17 +225,6 @@ def _rules(controller: Controller, backend: Simulator) -> StretchRules:
         float(physics.spread_slowdown), np.array([physics.kind_speed.get(kind, 1.0) for kind in cluster.kinds]),
         cluster.node_up,
     )  # fmt: skip
-
-
-def _block(s: Stretch, events: int) -> Block:
-    """The rows so far."""
-    n = s.counts[layout.ROWS]
-    kind = s.rows.kind[:n].copy()
-    starts = kind == STARTS
-    gpus = s.rows.gpus[: s.counts[layout.ROW_GPUS]].copy()
-    done, count = s.rows.done[:n][starts], s.rows.gpu_count[:n][starts]
-    return Block(kind, s.rows.job[:n].copy(), s.rows.at_ms[:n] / 1000, done, count, gpus, events,
-                 float(s.at[layout.LAST_EVENT]))  # fmt: skip
 
 
 def _show(s: Stretch, backend: Simulator) -> None:

@@ -267,7 +267,13 @@ class AdaptiveJobs:
 
         Raises `InputError` if no plan of the job fits into the memory.
         """
-        self._move(job, speed)
+        before, self.speed[job] = self.speed[job], speed
+        if np.isfinite(before) and before != speed:
+            times = slice(0, int(Estimate.GAMMA))
+            self.known.theta[job, times] = np.maximum(self.known.theta[job, times] * before / speed, LEAST_S)
+            if job in self.profiles:
+                self.estimates[job, :THETA] = self.known.theta[job]
+                self.fresh.add(job)
         if self.known.plans is not None:
             self.known.plans.memory_bytes[job] = memory_bytes
         self.nodes[job], self.gpus[job] = nodes, gpus
@@ -278,16 +284,6 @@ class AdaptiveJobs:
             raise InputError(f"job {self.jobs.id[job]!r}: {lacks}")
         self.stage[job] = choice.stage[0]
         self._take(job, choice.local[0], choice.passes[0])
-
-    def _move(self, job: int, speed: float) -> None:
-        """Scale the job's measurements to the speed of its new GPUs."""
-        before, self.speed[job] = self.speed[job], speed
-        if np.isfinite(before) and before != speed:
-            times = slice(0, int(Estimate.GAMMA))
-            self.known.theta[job, times] = np.maximum(self.known.theta[job, times] * before / speed, LEAST_S)
-            if job in self.profiles:
-                self.estimates[job, :THETA] = self.known.theta[job]
-                self.fresh.add(job)
 
     def trust(self, estimates: FloatArray) -> None:
         """Let jobs with a given truth know all of it; they have reported these estimates (J, `Estimate`)."""

@@ -125,7 +125,13 @@ class SmallRank:
         timer_s = max(0.0, (int(me["deadline"]) - time.monotonic_ns()) / 1e9)
         for one in self.socket.receive(min(timer_s, wait_s)):
             if one.address == self.switch:
-                self._take(self.socket.buffers[one.slot][: one.length])
+                data = self.socket.buffers[one.slot][: one.length]
+                count = len(data) // self.wire
+                rows = np.frombuffer(data, dtype=np.uint8, count=count * self.wire).reshape(count, self.wire)
+                found = decode(rows, self._lengths, count, self._packets, self._values)
+                worker_receive_batch(self.workers, 0, self._packets, found, time.monotonic_ns(), self._answers)
+                new = np.flatnonzero(self._answers[:found] & ACCEPTED)
+                self.result[self._packets["seq"][new] - self._first] = self._values[new]
         if worker_timeout(self.workers, 0, time.monotonic_ns()) == GIVES_UP or time.monotonic() > self._until:
             left = int(me["end"] - me["ack"])
             raise GaveUp(f"job {self.job}: {left} of {len(self._tensor)} packets have no result")
@@ -138,12 +144,3 @@ class SmallRank:
             self._values[:count] = self._tensor[self._packets["seq"][:count] - self._first]
             encode(self._packets, self._values, count, self._out)
             self.socket.send(self.switch, [self._out[:count].data.cast("B")], self.wire)
-
-    def _take(self, data: memoryview) -> None:
-        """Write new results to where they belong."""
-        count = len(data) // self.wire
-        rows = np.frombuffer(data, dtype=np.uint8, count=count * self.wire).reshape(count, self.wire)
-        found = decode(rows, self._lengths, count, self._packets, self._values)
-        worker_receive_batch(self.workers, 0, self._packets, found, time.monotonic_ns(), self._answers)
-        new = np.flatnonzero(self._answers[:found] & ACCEPTED)
-        self.result[self._packets["seq"][new] - self._first] = self._values[new]

@@ -18,7 +18,7 @@ import numpy as np
 from plait.core.errors import InputError, MissingExtra, TraceError
 from plait.traces.delimited import read_rows, with_point
 from plait.traces.files import RULES, Pathish, Rules, Source, Unreadable, open_for_writing, writing
-from plait.traces.formats.reader import Format, Head, readable_table
+from plait.traces.formats.reader import Format, readable_table
 from plait.traces.schema import JOBS, NODES, Array, Column, extra_column
 from plait.traces.table import TraceTable, column_of, new_meta
 from plait.traces.validate import checked_nodes
@@ -369,14 +369,10 @@ def is_parquet(path: Path) -> bool:
         return False
 
 
-def _matches(head: Head) -> bool:
-    return head.start[:4] == "PAR1" or head.has("job_id", "submit_s", "gpus")
-
-
 FORMAT = Format(
     "canonical",
     read_canonical,
-    _matches,
+    lambda head: head.start[:4] == "PAR1" or head.has("job_id", "submit_s", "gpus"),
     units="in the column names: seconds, bytes, thousandths",
     source="plait",
     licence="that of its source",

@@ -161,7 +161,17 @@ def load_jobs(table: TraceTable, *, censored: str = "as_is", seed: int = 0) -> W
         why = ", ".join(f"{counted(n, 'job')} {WITHOUT[reason]}" for reason, n in dropped.items()) or "there is none"
         raise InputError("; ".join([f"no job of this trace can be simulated: {why}", *table.meta["warnings"]]))
     if censored == "extend":
-        duration = _extended(duration, open_ended & keep, keep, seed)
+        # Censored durations are replaced by a draw among the known ones that were longer.
+        which = open_ended & keep
+        out = duration.copy()
+        sure = np.sort(duration[keep & ~which])
+        rng = np.random.default_rng((seed, 0xCE7))
+        draws = rng.random(len(duration))
+        for i in np.flatnonzero(which).tolist():
+            longer = sure[np.searchsorted(sure, duration[i], side="right") :]
+            if len(longer):
+                out[i] = longer[int(draws[i] * len(longer))]
+        duration = out
     jobs = _batch(table.select(keep), duration[keep])
     return Workload(made_adaptive(jobs, adapts[keep]), dropped, _warnings(table.select(keep & ~adapts)), first)
 
@@ -199,19 +209,6 @@ def cluster_of(table: TraceTable) -> Cluster:
     if not found:
         raise InputError("the nodes of this trace have no GPUs; give a cluster, e.g. --cluster 8x8")
     return Cluster(tuple(found))
-
-
-def _extended(duration: Array, which: Array, known: Array, seed: int) -> Array:
-    """Censored durations replaced by a draw among the known ones that were longer."""
-    out = duration.copy()
-    sure = np.sort(duration[known & ~which])
-    rng = np.random.default_rng((seed, 0xCE7))
-    draws = rng.random(len(duration))
-    for i in np.flatnonzero(which).tolist():
-        longer = sure[np.searchsorted(sure, duration[i], side="right") :]
-        if len(longer):
-            out[i] = longer[int(draws[i] * len(longer))]
-    return out
 
 
 def _batch(table: TraceTable, duration_s: Array) -> JobBatch:

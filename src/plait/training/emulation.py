@@ -299,25 +299,22 @@ class FifoStages(Stages):
     def leave(self, resource: Resource, *, sync: bool = False) -> None:
         """See `Stages.leave`: the kernels of the stage run before it ends."""
         if resource is Resource.GPU and self.is_open(resource):
-            self._run_kernels()
+            stretch = self.memory.begin_step() * self.factor
+            left_s, kernel_s = self.stage_s, self._kernel_s
+            while left_s > 1e-9:
+                took_s = min(kernel_s, left_s) * stretch
+                self.device.run(took_s)
+                self.served_s += took_s
+                self._kernels += 1
+                left_s -= kernel_s
+                if left_s > 1e-9:
+                    self.yield_point()
         super().leave(resource, sync=sync)
 
     def returned(self) -> tuple[int, int]:
         """See `Stages.returned`: the job waits for each kernel."""
         kernels, self._kernels = self._kernels, 0
         return kernels, super().returned()[1]
-
-    def _run_kernels(self) -> None:
-        stretch = self.memory.begin_step() * self.factor
-        left_s, kernel_s = self.stage_s, self._kernel_s
-        while left_s > 1e-9:
-            took_s = min(kernel_s, left_s) * stretch
-            self.device.run(took_s)
-            self.served_s += took_s
-            self._kernels += 1
-            left_s -= kernel_s
-            if left_s > 1e-9:
-                self.yield_point()
 
 
 def declared_fifo() -> Declared | None:

@@ -98,7 +98,10 @@ class Agreement:
         if self.world_size == 1 or dist is None or not (dist.is_available() and dist.is_initialized()):
             return stop, save
         if self._own is None:
-            self._own = self._join()
+            import torch
+
+            self._sent = torch.zeros(2, dtype=torch.int64)
+            self._own = OwnGroup("plait")
         agreed = (0, False)
         if self._own.work is not None:
             self._own.work.wait()
@@ -106,12 +109,6 @@ class Agreement:
         self._sent[0], self._sent[1] = stop, int(save)
         self._own.work = dist.all_reduce(self._sent, dist.ReduceOp.MAX, group=self._own.group, async_op=True)
         return agreed
-
-    def _join(self) -> OwnGroup:
-        import torch
-
-        self._sent = torch.zeros(2, dtype=torch.int64)
-        return OwnGroup("plait")
 
 
 class Boundary:

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import webbrowser
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -33,11 +33,23 @@ def _up(asked: UpOptions) -> None:
     given = {**asked.given, **pairs(asked.pairs or [])}
     given |= named_modules(given)
     if asked.pass_env:
-        _pass_on(layout, asked.pass_env)
+        # Agents read this whenever they start a process.
+        from plait.core.errors import InputError
+        from plait.live.agent.processes.node_environment import FILE, NAME
+
+        for name in asked.pass_env:
+            if not NAME.fullmatch(name):
+                raise InputError(f"--pass-env {name!r}: write the NAME of a variable, or a pattern such as SLURM_*")
+        (layout.home / FILE).write_text("\n".join(asked.pass_env) + "\n", encoding="utf-8")
     files = ("tls-cert", "tls-key", "backup-folder", "notify")
     given |= {key: os.path.abspath(given[key]) for key in files if key in given}
     if asked.standby:
-        _stand_by(layout, given, asked.name)
+        from plait.live.layout import SECOND
+        from plait.live.supervisor import daemon, standby
+
+        with daemon.exclusive(layout):
+            url = standby.start(layout, given, asked.name or SECOND)
+        typer.echo(f"a standby service runs at {url}; it takes over when the leader dies")
         return
     began = time.monotonic()
     with daemon.exclusive(layout), cluster.start(layout, given) as service:
@@ -45,7 +57,14 @@ def _up(asked: UpOptions) -> None:
         for line in cluster.welcome(service, layout, asked.home, time.monotonic() - began):
             typer.echo(line)
     if asked.foreground:
-        _stay(layout)
+        from plait.live.supervisor.services import service_process
+
+        note("Ctrl-C stops it; jobs go on")
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        with contextlib.suppress(KeyboardInterrupt):
+            while service_process(layout) is not None:
+                time.sleep(0.2)
+        _end(layout, stop_jobs=False)
 
 
 @command(UpOptions, _up)
@@ -60,37 +79,6 @@ def up() -> None:
     plait up --backend ray --address 10.0.0.1:6379
     plait up --backend slurm -o partition=gpu -o max-nodes=8
     """
-
-
-def _pass_on(layout: Layout, names: list[str]) -> None:
-    """Save which variables of their nodes jobs get; agents read this whenever they start a process."""
-    from plait.core.errors import InputError
-    from plait.live.agent.processes.node_environment import FILE, NAME
-
-    for name in names:
-        if not NAME.fullmatch(name):
-            raise InputError(f"--pass-env {name!r}: write the NAME of a variable, or a pattern such as SLURM_*")
-    (layout.home / FILE).write_text("\n".join(names) + "\n", encoding="utf-8")
-
-
-def _stand_by(layout: Layout, given: dict[str, Any], name: str | None) -> None:
-    from plait.live.layout import SECOND
-    from plait.live.supervisor import daemon, standby
-
-    with daemon.exclusive(layout):
-        url = standby.start(layout, given, name or SECOND)
-    typer.echo(f"a standby service runs at {url}; it takes over when the leader dies")
-
-
-def _stay(layout: Layout) -> None:
-    from plait.live.supervisor.services import service_process
-
-    note("Ctrl-C stops it; jobs go on")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt):
-        while service_process(layout) is not None:
-            time.sleep(0.2)
-    _end(layout, stop_jobs=False)
 
 
 def _end(layout: Layout, *, stop_jobs: bool) -> None:

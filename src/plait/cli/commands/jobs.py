@@ -227,7 +227,7 @@ def show(
         elif key == "attained_gpu_s":
             rows.append(("attained service", f"{value:,.1f} GPU-seconds"))
         elif key in _POINTS:
-            now_s, ago_s = time.time(), _ago_s(found, value)
+            now_s, ago_s = time.time(), max(0.0, found.created_s + found.age_s - value)
             rows.append((key.removesuffix("_s"), f"{time_of_day(now_s - ago_s, now_s)}, {duration(ago_s)} ago"))
         else:
             rows.append((key.removesuffix("_s").replace("_", " "), _shown(key, value)))
@@ -303,11 +303,6 @@ def stopped_text(stops: Stops) -> str:
     if stops.lost_work_s:
         parts.append(f"{duration(stops.lost_work_s)} of work lost")
     return ", ".join(parts)
-
-
-def _ago_s(job: JobRow, at_s: float) -> float:
-    """Seconds since a point in time of the service's clock, by the answer about a job."""
-    return max(0.0, job.created_s + job.age_s - at_s)
 
 
 #: Why a running job could not resume from a checkpoint, by the report of its process.

@@ -123,7 +123,7 @@ class Codec:
         if isinstance(origin, type) and is_dataclass(origin):
             return self._object_writer(hint)
         if isinstance(origin, type) and issubclass(origin, Enum):
-            return _enum_name
+            return lambda value: str(value.name).lower()
         if origin in (typing.Union, types.UnionType):
             one = _optional(parts)
             return None if one is None else _or_null(self.writer(one))
@@ -333,10 +333,6 @@ def _mapping_writer(key: Any, inner: Write | None) -> Write:
 
 def _null_if_nan(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _enum_name(value: Any) -> str:
-    return str(value.name).lower()
 
 
 def _member(kind: Any, value: Any) -> Any:

@@ -244,7 +244,8 @@ class Agent(ProcessManager):
         self._answer_consoles([ask for ask in answer.ask if ask.console is not None])
         if changed:
             self.link.wake()
-            self._wake()
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._wake_write, b"\0")
         return True
 
     def _reply(self, *replies: Reply) -> None:
@@ -481,10 +482,6 @@ class Agent(ProcessManager):
                 elif isinstance(key.data, Successor):
                     self._successor_settled(key.data)
             self._advance()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_write, b"\0")
 
     def _stop_all(self) -> None:
         """The node leaves: give notice to the service, which moves the jobs, and let them write checkpoints."""

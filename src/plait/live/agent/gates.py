@@ -40,7 +40,17 @@ class Gates:
         entry = self._entry(attempt)
         self._show_hosts(attempt)
         with in_name_of(job_folder(attempt.folder)):
-            self._write(attempt, entry)
+            known = procs.read_json(attempt.folder / "control.json") or {}
+            sharing = None if attempt.neighbours is None else attempt.neighbours.control()
+            facts = {"epoch": attempt.run.epoch, "group": entry, "sharing": sharing}
+            number = known.get("version")
+            version = number if isinstance(number, int) and 0 <= number < 1 << 62 else 0  # the job can write there
+            if any(known.get(name) != value for name, value in facts.items()):
+                version += 1
+                control = {"version": version, "made_by": VERSION} | facts
+                procs.write_json(attempt.folder / "control.json", control)
+            if attempt.page is not None:  # also without news: an agent may have died before it wrote this
+                attempt.page.control(version)
 
     def _show_hosts(self, attempt: LocalAttempt) -> None:
         """Let the account of a guest read the pages of its hosts, which show when they use the GPU."""
@@ -57,19 +67,6 @@ class Gates:
                             admit(folder, guest.uid, 1)
             except OSError as error:
                 self._log("page not shown", page=page, to=guest.name, why=error)
-
-    def _write(self, attempt: LocalAttempt, entry: dict[str, Any] | None) -> None:
-        known = procs.read_json(attempt.folder / "control.json") or {}
-        sharing = None if attempt.neighbours is None else attempt.neighbours.control()
-        facts = {"epoch": attempt.run.epoch, "group": entry, "sharing": sharing}
-        number = known.get("version")
-        version = number if isinstance(number, int) and 0 <= number < 1 << 62 else 0  # the job can write there
-        if any(known.get(name) != value for name, value in facts.items()):
-            version += 1
-            control = {"version": version, "made_by": VERSION} | facts
-            procs.write_json(attempt.folder / "control.json", control)
-        if attempt.page is not None:  # also without news: an agent may have died before it wrote this
-            attempt.page.control(version)
 
     def _entry(self, attempt: LocalAttempt) -> dict[str, Any] | None:
         """The entry "group" of control.json; None if there can be no gate, which lets the job run without one."""

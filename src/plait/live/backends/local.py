@@ -197,15 +197,13 @@ class LocalBackend:
         """Start the agent of a node unless it runs; whether it was started."""
         if self._host.runs(name):
             return False
-        self._spawn(self.nodes[name])
-        return True
-
-    def _spawn(self, node: LocalNode) -> None:
+        node = self.nodes[name]
         memory = {} if node.cuda is not None else {"slot-memory": self._slot_memory_gb}
         account = {"as-owner": True} if self._as_owner else {}
         self._host.spawn(node.name, {**_size(node), **memory, **account})
         with contextlib.suppress(OSError):  # a full disk: then the next size is not compared with this one
             procs.write_json(self._size_file(node.name), {"gpus": node.gpus, "cuda": node.cuda})
+        return True
 
     def _size_file(self, name: str) -> Path:
         return self.layout.node(name) / _SIZE

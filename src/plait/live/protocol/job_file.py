@@ -288,7 +288,15 @@ def _check(value: Any, rule: Mapping[str, Any], where: str, field: str) -> None:
             kinds_wanted = " or ".join(_KINDS[w] for w in wanted)
             raise WrongField(f"{name} is {_said(value)}, needs {kinds_wanted}" + _form(value, wanted, rule), field)
     if isinstance(value, (int, float)):
-        _check_number(value, rule, name, field)
+        low, above, high = rule.get("minimum"), rule.get("exclusiveMinimum"), rule.get("maximum")
+        if value != value or value in (math.inf, -math.inf):
+            raise WrongField(f"{name} is {_said(value)}, needs a finite number", field)
+        if low is not None and value < low:
+            raise WrongField(f"{name} is {_said(value)}, needs at least {low}", field)
+        if above is not None and value <= above:
+            raise WrongField(f"{name} is {_said(value)}, needs more than {above}", field)
+        if high is not None and value > high:
+            raise WrongField(f"{name} is {_said(value)}, needs at most {high}", field)
     elif isinstance(value, str):
         _check_text(value, rule, name, field)
     elif isinstance(value, list):
@@ -318,18 +326,6 @@ def _check_text(value: str, rule: Mapping[str, Any], name: str, field: str) -> N
     if "pattern" in rule and not re.search(rule["pattern"].removesuffix("$") + r"\Z", value):
         wrong = next((c for i, c in enumerate(value) if not re.search(rule["pattern"], value[: i + 1])), value[-1:])
         raise WrongField(f"{name} is {value!r:.80}, which has characters that cannot be there: {wrong!r}", field)
-
-
-def _check_number(value: float, rule: Mapping[str, Any], name: str, field: str) -> None:
-    low, above, high = rule.get("minimum"), rule.get("exclusiveMinimum"), rule.get("maximum")
-    if value != value or value in (math.inf, -math.inf):
-        raise WrongField(f"{name} is {_said(value)}, needs a finite number", field)
-    if low is not None and value < low:
-        raise WrongField(f"{name} is {_said(value)}, needs at least {low}", field)
-    if above is not None and value <= above:
-        raise WrongField(f"{name} is {_said(value)}, needs more than {above}", field)
-    if high is not None and value > high:
-        raise WrongField(f"{name} is {_said(value)}, needs at most {high}", field)
 
 
 def _check_object(value: Mapping[str, Any], rule: Mapping[str, Any], where: str, field: str) -> None:

@@ -42,7 +42,13 @@ def take_report(ctx: Context, seen: Observed, address: str) -> None:
     info = seen.node
     if not NODE_NAME.fullmatch(info.id):
         raise InputError(f"a node cannot be called {info.id!r}; use letters, digits, '.', '_' and '-'")
-    _check_hardware(info)
+    for name in ("gpus", "gpu_memory_bytes", "cpus", "memory_bytes", "rack"):
+        value = getattr(info, name)
+        most = 1024 if name == "gpus" else 1e18
+        if not 0.0 <= value <= most:  # NaN compares false
+            raise InputError(f"node {info.id!r}: {name} is {value}, needs a number from 0 to {most:g}")
+    if info.gpu_kind != sane_text(info.gpu_kind)[:100]:
+        raise InputError(f"node {info.id!r}: gpu_kind is {info.gpu_kind!r:.120}, needs up to 100 plain characters")
     record = ctx.state.nodes.get(info.id)
     replaced = record is not None and _is_other_node(ctx, record, seen)
     if record is None or not replaced:
@@ -120,16 +126,6 @@ def _node_reported(ctx: Context, seen: Observed, address: str) -> NodeRecord:
                     why = "the agent has lost track of it"
                     ctx.record(RankEnded(ctx.now_s, number, attempt.epoch, i, None, why, started=True))
     return record
-
-
-def _check_hardware(info: NodeInfo) -> None:
-    for name in ("gpus", "gpu_memory_bytes", "cpus", "memory_bytes", "rack"):
-        value = getattr(info, name)
-        most = 1024 if name == "gpus" else 1e18
-        if not 0.0 <= value <= most:  # NaN compares false
-            raise InputError(f"node {info.id!r}: {name} is {value}, needs a number from 0 to {most:g}")
-    if info.gpu_kind != sane_text(info.gpu_kind)[:100]:
-        raise InputError(f"node {info.id!r}: gpu_kind is {info.gpu_kind!r:.120}, needs up to 100 plain characters")
 
 
 def hardware(info: NodeInfo) -> Node:

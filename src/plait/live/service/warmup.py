@@ -46,7 +46,16 @@ def warm_up(policy: str) -> None:
     from plait.policies.sizing.rounds import InRounds
 
     if isinstance(_decide(policy), InRounds):
-        _warm_up_fit()
+        # Jobs and decisions would stand still while these compile.
+        import numpy as np
+
+        from plait.goodput.fit import Measurements, fit
+        from plait.goodput.knapsack import fill_table
+
+        one, seconds = np.array([1]), np.array([0.1])
+        fit(Measurements(nodes=one, gpus=one, local=one, grad_s=seconds, step_s=seconds))
+        knapsack_of_one = np.array([[0.0, 1.0]]), np.array([0, 1])
+        fill_table(*knapsack_of_one, 1, np.zeros(1, dtype=np.int64))
 
 
 def _decide(policy: str) -> Policy:
@@ -70,16 +79,3 @@ def _decide(policy: str) -> Policy:
     controller.handle(JobSubmitted(0.0, 0, JobBatch.of(specs)))
     controller.handle(ReplanDue(0.0))
     return controller.policy
-
-
-def _warm_up_fit() -> None:
-    """Fit a throughput and fill a table, so that jobs and decisions find that compiled: they would stand still."""
-    import numpy as np
-
-    from plait.goodput.fit import Measurements, fit
-    from plait.goodput.knapsack import fill_table
-
-    one, seconds = np.array([1]), np.array([0.1])
-    fit(Measurements(nodes=one, gpus=one, local=one, grad_s=seconds, step_s=seconds))
-    knapsack_of_one = np.array([[0.0, 1.0]]), np.array([0, 1])
-    fill_table(*knapsack_of_one, 1, np.zeros(1, dtype=np.int64))

@@ -220,27 +220,25 @@ def admit(path: Path, uid: int, allowed: int, *, inherited: bool = False) -> Non
         facts = os.fstat(fd)
         if not stat.S_ISDIR(facts.st_mode) and not (stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1):
             raise PermissionError(errno.EPERM, "not a plain file", str(path))
-        _admit(fd, facts.st_mode, uid, allowed, inherited)
+        mode = facts.st_mode
+        try:
+            data = os.getxattr(fd, _ACL)
+            entries = [struct.unpack_from("<HHI", data, at) for at in range(4, len(data), 8)]
+        except OSError:  # it has none
+            entries = [
+                (_USER_OBJ, mode >> 6 & 7, _NO_ID), (_GROUP_OBJ, mode >> 3 & 7, _NO_ID), (_OTHER, mode & 7, _NO_ID),
+            ]  # fmt: skip
+        kept = [one for one in entries if one[0] != _MASK and (one[0], one[2]) != (_USER, uid)]
+        kept.append((_USER, allowed, uid))
+        most = 0
+        for tag, given, _ in kept:
+            most |= given if tag in (_USER, _GROUP_OBJ, _GROUP) else 0
+        data = struct.pack("<I", _ACL_VERSION) + b"".join(
+            struct.pack("<HHI", *one)
+            for one in sorted([*kept, (_MASK, most, _NO_ID)], key=lambda one: (one[0], one[2]))
+        )
+        os.setxattr(fd, _ACL, data)
+        if inherited:
+            os.setxattr(fd, _INHERITED_ACL, data)
     finally:
         os.close(fd)
-
-
-def _admit(fd: int, mode: int, uid: int, allowed: int, inherited: bool) -> None:
-    try:
-        data = os.getxattr(fd, _ACL)
-        entries = [struct.unpack_from("<HHI", data, at) for at in range(4, len(data), 8)]
-    except OSError:  # it has none
-        entries = [
-            (_USER_OBJ, mode >> 6 & 7, _NO_ID), (_GROUP_OBJ, mode >> 3 & 7, _NO_ID), (_OTHER, mode & 7, _NO_ID),
-        ]  # fmt: skip
-    kept = [one for one in entries if one[0] != _MASK and (one[0], one[2]) != (_USER, uid)]
-    kept.append((_USER, allowed, uid))
-    most = 0
-    for tag, given, _ in kept:
-        most |= given if tag in (_USER, _GROUP_OBJ, _GROUP) else 0
-    data = struct.pack("<I", _ACL_VERSION) + b"".join(
-        struct.pack("<HHI", *one) for one in sorted([*kept, (_MASK, most, _NO_ID)], key=lambda one: (one[0], one[2]))
-    )
-    os.setxattr(fd, _ACL, data)
-    if inherited:
-        os.setxattr(fd, _INHERITED_ACL, data)

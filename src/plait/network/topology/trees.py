@@ -144,11 +144,6 @@ def _end(
     return nearest[pick % len(nearest)]
 
 
-def _passed(graph: Graph, way: Way) -> list[int]:
-    """The switches on a way, that at its end included."""
-    return [at for at in _ends(graph, way) if at >= len(graph.nodes)]
-
-
 def _ends(graph: Graph, way: Way) -> list[int]:
     return [graph.to[channel] for channel in way]
 
@@ -169,7 +164,7 @@ def _candidates(
     if adds.endswith("server") and server is not None:
         found.add(graph.leaf(server))
     if adds == "spine":
-        seen = [_passed(graph, way) for way in whole]
+        seen = [[at for at in _ends(graph, way) if at >= len(graph.nodes)] for way in whole]
         found.add(next(at for at in seen[0] if all(at in others for others in seen)))
     return found
 

@@ -115,7 +115,10 @@ class FreeGpus:
         if self.free.sum() + before.sum() < self.pool.least[j]:
             return False
         free, spare = self.free.copy(), self.spare.copy()
-        self._leave(displaced)
+        self.free += self.matrix[displaced].sum(axis=0)
+        if self.pool.demanding:
+            self.spare += self.matrix[displaced].T @ self.pool.per_gpu[displaced]
+        self.matrix[displaced] = 0
         if not (self._back(j) or self._fit(j, int(self.pool.least[j]))):
             self.matrix[displaced], self.free, self.spare = before, free, spare
             return False
@@ -193,12 +196,6 @@ class FreeGpus:
         self.free -= row
         if self.pool.demanding:
             self.spare -= row[:, None] * self.pool.per_gpu[j]
-
-    def _leave(self, rows: IntArray) -> None:
-        self.free += self.matrix[rows].sum(axis=0)
-        if self.pool.demanding:
-            self.spare += self.matrix[rows].T @ self.pool.per_gpu[rows]
-        self.matrix[rows] = 0
 
     def _return(self, rows: IntArray, gpus: IntArray) -> None:
         self.matrix[rows] = gpus

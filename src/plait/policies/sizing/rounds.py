@@ -290,7 +290,11 @@ class InRounds:
         view = with_shared_fits(view) if self.share_fits else view
         jobs = view.jobs
         now = math.floor((view.now_s + CLOCK_S) / self.interval_s)
-        fresh = self._fresh(view, now)
+        # A plan is valid from the first instant of a round on, except for events at that instant.
+        level = int(view.jobs.level.max())
+        made, more = divmod(level, ROUNDS) if level >= 0 else (-1, 0)
+        began = view.now_s <= now * self.interval_s + CLOCK_S
+        fresh = not made <= now <= made + more or (made < now and began)
         guaranteed, due, late = self._line(view)
         if not fresh:
             late = np.zeros(len(jobs), dtype=bool)
@@ -319,16 +323,6 @@ class InRounds:
             until_s,
             settled=settled,
         )
-
-    def _fresh(self, view: View, now: int) -> bool:
-        """Whether sizes have not been chosen yet in this round, nor stand from a round before.
-
-        A plan is valid from the first instant of a round on, except for events at that instant.
-        """
-        level = int(view.jobs.level.max())
-        made, more = divmod(level, ROUNDS) if level >= 0 else (-1, 0)
-        began = view.now_s <= now * self.interval_s + CLOCK_S
-        return not made <= now <= made + more or (made < now and began)
 
     def _line(self, view: View) -> tuple[BoolArray, BoolArray, BoolArray]:
         """Flags of the view's rows: rows that may ever be due, rows that are, and rows that become due now."""

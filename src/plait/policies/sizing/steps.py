@@ -86,7 +86,11 @@ class Ladder(NamedTuple):
             return cls(configs, *run(only_steps, pool.least, pool.held, pool.capacity, configs))
         configs = _configs(pool, int(np.ceil((pool.most * pool.share).max(initial=1.0) - 1e-9)))
         gpus = _only_size(pool, configs[:, 1]) if pool.plain and pool.rigid else _every_size(pool, configs)
-        running = _running(pool, configs[:, 0], gpus)
+        nodes = configs[:, 0]
+        spread, held = pool.running
+        same = (gpus == held[:, None]) & ((nodes > 1) == (spread > 1)[:, None]) & (gpus > 0)
+        at = same.argmax(axis=1)
+        running = np.where(same[np.arange(len(at)), at], at, -1)
         return cls(configs, gpus, running, _charged(pool, configs, running))
 
     def worth(self, pool: Pool) -> FloatArray:
@@ -113,7 +117,19 @@ class Ladder(NamedTuple):
         mixed = np.full(len(sizes), not pool.alike)
         found = place_sizes(sizes, self.held, pool.capacity, spread=mixed)
         if pool.demanding or not compiled(gpus_on_steps, WORK):
-            return _home(pool, self._gpus(pool, column, found.gpus))
+            # One-node jobs go back where they are if they were moved for a charge, not for GPUs.
+            matrix = self._gpus(pool, column, found.gpus)
+            changed = (matrix != pool.held).any(axis=1)
+            if not changed.any():
+                return matrix
+            free = pool.capacity - matrix.sum(axis=0)
+            single = (pool.running[0] == 1) & ((matrix > 0).sum(axis=1) == 1) & ~pool.per_gpu.any(axis=1)
+            moved = single & (matrix.sum(axis=1) == pool.running[1]) & changed
+            for j in np.flatnonzero(moved).tolist():
+                if (pool.held[j] <= free).all():
+                    free += matrix[j] - pool.held[j]
+                    matrix[j] = pool.held[j]
+            return matrix
         wanted = self.gpus[np.arange(len(column)), column]
         stays: BoolArray = column == self.running
         return run(gpus_on_steps, found.gpus, self.held, pool.held, pool.capacity, stays, wanted)
@@ -181,29 +197,6 @@ def _within_reach(pool: Pool, gpus: IntArray) -> IntArray:
     below = np.where(gpus <= pool.most[:, None], gpus, 0).max(axis=1)
     stuck = (2 * below <= pool.most) & (above <= pool.limit) & (below >= pool.least)
     return np.where(stuck, above, pool.most)
-
-
-def _home(pool: Pool, matrix: IntArray) -> IntArray:
-    """The allocation with one-node jobs back where they are that were moved for a charge, not for GPUs."""
-    changed = (matrix != pool.held).any(axis=1)
-    if not changed.any():
-        return matrix
-    free = pool.capacity - matrix.sum(axis=0)
-    single = (pool.running[0] == 1) & ((matrix > 0).sum(axis=1) == 1) & ~pool.per_gpu.any(axis=1)
-    moved = single & (matrix.sum(axis=1) == pool.running[1]) & changed
-    for j in np.flatnonzero(moved).tolist():
-        if (pool.held[j] <= free).all():
-            free += matrix[j] - pool.held[j]
-            matrix[j] = pool.held[j]
-    return matrix
-
-
-def _running(pool: Pool, nodes: IntArray, gpus: IntArray) -> IntArray:
-    """(J,): the present step of each job, from its GPUs and whether they are on several nodes."""
-    spread, held = pool.running
-    same = (gpus == held[:, None]) & ((nodes > 1) == (spread > 1)[:, None]) & (gpus > 0)
-    at = same.argmax(axis=1)
-    return np.where(same[np.arange(len(at)), at], at, -1)
 
 
 def _charged(pool: Pool, configs: IntArray, running: IntArray) -> IntArray:

@@ -287,7 +287,7 @@ class _Gpu:
         """Process launches in order of time, the guaranteed job's first at equal times."""
         end_s, guests, gated = self.scenario.seconds, self.guests, self.mode is Mode.GATE
         while True:
-            guest = guests[0] if len(guests) == 1 else min(guests, key=_next_s, default=None)
+            guest = guests[0] if len(guests) == 1 else min(guests, key=lambda guest: guest.next_s, default=None)
             first_s = min(self.next_s, self.tick_s, self.obeyed_s)
             if guest is not None and guest.next_s < first_s:
                 if guest.next_s >= end_s:
@@ -320,23 +320,19 @@ class _Gpu:
             self.runner = guest
         else:
             self.free_s = guest.ended_s = max(now_s, self.free_s) + took_s
-        guest.last_s, counts_s = self._seen_by(guest, now_s)
+        whole_s, marked = guest.ended_s - now_s, self.present and self.reporting.stages
+        inside = self.stage_from_s is not None or self.kernel_end_s > now_s
+        left = self.stage_from_s is None and self.kernel_end_s <= guest.ended_s
+        behind_s = self.kernel_end_s - now_s if marked and inside and left else 0.0
+        alone = marked and not inside and self.next_s >= guest.ended_s
+        before_s = max(self.next_s - now_s, 0.0) if marked and not (inside or alone) else 0.0
+        crowded = len(self.guests) > 1
+        guest.last_s, counts_s = guest.seconds.ended(whole_s, behind_s, alone=alone, before_s=before_s, crowded=crowded)
         guest.at_boundary = False
         guest.longest_s = max(guest.longest_s, counts_s)
         guest.busy_s += took_s
         guest.left -= 1
         guest.next_s = guest.ended_s if guest.left == 0 else guest.paced_s()
-
-    def _seen_by(self, guest: _Guest, began_s: float) -> tuple[float, float]:
-        """What the last kernel took, and counts as among the longest, by what the guest can see."""
-        whole_s, marked = guest.ended_s - began_s, self.present and self.reporting.stages
-        inside = self.stage_from_s is not None or self.kernel_end_s > began_s
-        left = self.stage_from_s is None and self.kernel_end_s <= guest.ended_s
-        behind_s = self.kernel_end_s - began_s if marked and inside and left else 0.0
-        alone = marked and not inside and self.next_s >= guest.ended_s
-        before_s = max(self.next_s - began_s, 0.0) if marked and not (inside or alone) else 0.0
-        crowded = len(self.guests) > 1
-        return guest.seconds.ended(whole_s, behind_s, alone=alone, before_s=before_s, crowded=crowded)
 
     def _sliced(self, now_s: float, took_s: float) -> float:
         """When a guest's kernel ends that takes turns with that of the guaranteed job, which ends later for it."""
@@ -566,10 +562,6 @@ class _Gpu:
             self._apply(guest)
         if guest.left > 0 and (changed or guest.at_boundary):
             guest.schedule(now_s)
-
-
-def _next_s(guest: _Guest) -> float:
-    return guest.next_s
 
 
 def table_cell(

@@ -303,14 +303,10 @@ def read_openb_nodes(path: Pathish) -> dict[str, Array]:
     return {name: np.array(v, dtype=object if name in texts else np.float64) for name, v in cells.items()}
 
 
-def _is_openb(head: Head) -> bool:
-    return head.has("name", "num_gpu", "gpu_milli")
-
-
 OPENB = Format(
     "openb2023",
     read_openb,
-    _is_openb,
+    lambda head: head.has("name", "num_gpu", "gpu_milli"),
     units="seconds; MiB; thousandths of cores and GPUs",
     source="alibaba/clusterdata, cluster-trace-gpu-v2023",
     licence="free for research and study (repository text): do not redistribute",

@@ -18,7 +18,7 @@ from typing import Any
 from plait.core.errors import TraceError, suggest
 from plait.traces.delimited import TextRow
 from plait.traces.files import RULES, Pathish, Rules, Source, read_json_list
-from plait.traces.formats.reader import Format, Head, TableBuilder, latest_s, pick
+from plait.traces.formats.reader import Format, TableBuilder, latest_s, pick
 from plait.traces.table import TraceTable
 from plait.traces.times import CHINA, pacific_s, stamp_s, utc_text, zone_named
 
@@ -136,14 +136,10 @@ def _log_stamp(row: TextRow, name: str, zone: tzinfo) -> float | None:
         raise row.error("not a time stamp", column=name, hint="written YYYY-MM-DD HH:MM:SS") from None
 
 
-def _is_helios(head: Head) -> bool:
-    return head.has("vc", "gpu_num", "submit_time", "state")
-
-
 HELIOS = Format(
     "helios",
     read_helios,
-    _is_helios,
+    lambda head: head.has("vc", "gpu_num", "submit_time", "state"),
     units="local stamps, seconds",
     source="S-Lab-System-Group/HeliosData",
     licence="CC-BY-4.0",
@@ -311,14 +307,10 @@ def _list(source: Source, entry: dict[str, Any], name: str, *, dicts: bool = Fal
     return items
 
 
-def _is_philly(head: Head) -> bool:
-    return head.start.lstrip()[:1] == "[" and '"' in head.start
-
-
 PHILLY = Format(
     "philly",
     read_philly,
-    _is_philly,
+    lambda head: head.start.lstrip()[:1] == "[" and '"' in head.start,
     units="local US Pacific stamps",
     source="msr-fiddle/philly-traces",
     licence="CC-BY-4.0",

@@ -579,14 +579,10 @@ class _Workload:
         return value
 
 
-def _is_kueue(head: Head) -> bool:
-    return GROUP in head.start and "Workload" in head.start
-
-
 KUEUE = Format(
     "kueue",
     read_kueue,
-    _is_kueue,
+    lambda head: GROUP in head.start and "Workload" in head.start,
     units="stamps in UTC",
     source="Workloads of Kueue, kubectl get workloads -A -o json",
     licence="that of its source",

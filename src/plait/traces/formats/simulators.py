@@ -35,7 +35,7 @@ from plait.core.errors import InputError, suggest
 from plait.goodput.shipped import shipped
 from plait.traces.delimited import TABS, TextRow, read_rows
 from plait.traces.files import RULES, Pathish, Rules, Source
-from plait.traces.formats.reader import Format, Head, TableBuilder, numbered, pick
+from plait.traces.formats.reader import Format, TableBuilder, numbered, pick
 from plait.traces.schema import Array
 from plait.traces.table import TraceTable
 
@@ -195,14 +195,10 @@ def _rate(path: Pathish, value: Any) -> float:
     return float(value)
 
 
-def _is_gavel(head: Head) -> bool:
-    return len(head.tab) in LAYOUTS
-
-
 GAVEL = Format(
     "gavel",
     read_gavel,
-    _is_gavel,
+    lambda head: len(head.tab) in LAYOUTS,
     units="seconds; steps",
     source="stanford-futuredata/gavel (7 and 10 fields), uw-mad-dash/shockwave (12 fields)",
     licence="MIT; the 7-field traces derive from the Philly traces (CC-BY-4.0)",
@@ -298,14 +294,10 @@ def _stages(row: TextRow, split: str, builder: TableBuilder) -> dict[str, Any]:
     }
 
 
-def _is_muri(head: Head) -> bool:
-    return head.has("num_gpu", "iteration_time", "resource_time_0")
-
-
 MURI = Format(
     "muri",
     read_muri,
-    _is_muri,
+    lambda head: head.has("num_gpu", "iteration_time", "resource_time_0"),
     units="milliseconds",
     source="Rivendile/Muri",
     licence="Apache-2.0; arrivals, sizes and durations derive from the Philly traces (CC-BY-4.0)",
@@ -354,14 +346,10 @@ def read_testbed(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
     return builder.finish(TESTBED)
 
 
-def _is_testbed(head: Head) -> bool:
-    return head.has("real_executed_time", "JCT", "job_counter")
-
-
 TESTBED = Format(
     "muri_testbed",
     read_testbed,
-    _is_testbed,
+    lambda head: head.has("real_executed_time", "JCT", "job_counter"),
     units="seconds",
     source="Rivendile/Muri, cluster_exp/results",
     licence="Apache-2.0",
@@ -401,14 +389,10 @@ def read_pollux(path: Pathish, *, rules: Rules = RULES) -> TraceTable:
     return builder.finish(POLLUX)
 
 
-def _is_pollux(head: Head) -> bool:
-    return head.has(*POLLUX_HEADER)
-
-
 POLLUX = Format(
     "pollux",
     read_pollux,
-    _is_pollux,
+    lambda head: head.has(*POLLUX_HEADER),
     units="seconds; batch sizes of the whole job",
     source="petuum/adaptdl, branch osdi21-artifact",
     licence="none stated for the data: do not redistribute",
@@ -462,14 +446,10 @@ def read_cluster(path: Pathish) -> dict[str, Array]:
     raise source.error("the file has no cluster row")
 
 
-def _is_tiresias(head: Head) -> bool:
-    return head.has(*TIRESIAS_HEADER) and not head.has("iteration_time") and not head.has("batch_size")
-
-
 TIRESIAS = Format(
     "tiresias",
     read_tiresias,
-    _is_tiresias,
+    lambda head: head.has(*TIRESIAS_HEADER) and not head.has("iteration_time") and not head.has("batch_size"),
     units="whole seconds",
     source="SymbioticLab/Tiresias",
     licence="Apache-2.0",

@@ -12,7 +12,6 @@ With an adaptive loader the batch follows the GPUs of the job, and checkpoints a
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -120,7 +119,7 @@ class PlaitCallback(Callback):
             job.settle()
             return
         if stop or save:
-            foreign.save(job, lambda making: trainer.save_checkpoint(_in(making)))
+            foreign.save(job, lambda making: trainer.save_checkpoint(making / FILE))
         if stop:
             job.leave()
         job.settle()
@@ -136,10 +135,6 @@ def _validates_next(trainer: Trainer) -> bool:
     loop = trainer.fit_loop
     check = getattr(loop.epoch_loop, "_should_check_val_fx", None)
     return trainer.is_last_batch or (check is not None and bool(check(getattr(loop, "_data_fetcher", None))))
-
-
-def _in(folder: Path) -> Path:
-    return folder / FILE
 
 
 class _Sized(Passes):

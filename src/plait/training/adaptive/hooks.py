@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -69,13 +69,10 @@ class GradientHooks:
         # Where all parameters count alike, a bucket can be squared as a whole.
         self._alike = self._groups == 1 and not self.precondition.divides
 
-    def _parameters(self) -> Iterable[torch.Tensor]:
-        return itertools.chain.from_iterable(group["params"] for group in self._optimizer.param_groups)
-
     def _hook(self) -> None:
         """Hook the parameters without hooks; some may have been unfrozen."""
         for kind, (function, hooked) in self._kinds.items():
-            for parameter in self._parameters():
+            for parameter in itertools.chain.from_iterable(group["params"] for group in self._optimizer.param_groups):
                 if parameter.requires_grad and id(parameter) not in hooked:
                     hooked.add(id(parameter))
                     getattr(parameter, kind)(lambda given, p=parameter, function=function: function(p, given))

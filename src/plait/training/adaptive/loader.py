@@ -210,7 +210,10 @@ class AdaptiveLoader(ABC):
         if self.decisions.noise is None and not self._warned:
             self._warned = True
             warn_alone(self.limits)
-        self._prepare()
+        self._ranks = found = ranks()
+        self.decisions.prepare(found)
+        self.plan.begin(self._epoch, self._done, rank=found.rank, world_size=found.world_size)
+        self.timings.begin_epoch()
         if again and job is not None:
             job.kept.restore_streams()
         self._active, self._running = True, object()
@@ -221,13 +224,6 @@ class AdaptiveLoader(ABC):
         if job is not None:
             self.join_job(job)
         return self._job
-
-    def _prepare(self) -> None:
-        """Before a pass: find the ranks, and agree on a batch size if they have changed."""
-        self._ranks = found = ranks()
-        self.decisions.prepare(found)
-        self.plan.begin(self._epoch, self._done, rank=found.rank, world_size=found.world_size)
-        self.timings.begin_epoch()
 
     def _pass(self, job: AttachedJob | None, running: object) -> Iterator[Any]:
         if self._done >= self.size or self.progress.reached:  # the checkpoint was made at the end of the pass
@@ -241,7 +237,14 @@ class AdaptiveLoader(ABC):
                 while (batch := next(batches, _END)) is not _END:
                     microbatch = self._microbatch = self.plan.next_microbatch()
                     if microbatch.is_sync:
-                        self._count(microbatch)
+                        step = microbatch.step
+                        self._done = step.first + step.examples
+                        scale = step.examples / self.batch_size
+                        if self._planned_batch() <= (1 + ALIKE) * self.batch_size:
+                            scale = max(scale, 1.0)  # the last step of an epoch is smaller, but counts as one iteration
+                        self.progress.begin_step(self.decisions.worth(scale))
+                        if not self._counted:
+                            self.progress.made()
                     if job is not None:
                         job.compute.begin()
                     if self._begin is not None:
@@ -255,7 +258,12 @@ class AdaptiveLoader(ABC):
                         job.compute.end()
                     over = microbatch.is_sync and (self._done >= self.size or self.progress.reached)
                     if microbatch.is_sync:
-                        self._stepped()
+                        if self._job is not None:
+                            report_progress(
+                                self._job.page, self.progress.iterations, self._total(), self._planned_batch()
+                            )
+                        assert self._ranks is not None
+                        self.decisions.stepped(self._ranks)
                     if job is not None:
                         job.safe_point("loader", last=over)
                         job.look_up(evaluating=False)
@@ -274,24 +282,6 @@ class AdaptiveLoader(ABC):
         self._epoch, self._done, self._active, self._microbatch, self._running = self._epoch + 1, 0, False, None, None
         if self._end is not None:
             self._end()
-
-    def _count(self, microbatch: Microbatch) -> None:
-        """Count the samples and progress of the step that begins."""
-        step = microbatch.step
-        self._done = step.first + step.examples
-        scale = step.examples / self.batch_size
-        if self._planned_batch() <= (1 + ALIKE) * self.batch_size:
-            scale = max(scale, 1.0)  # the last step of an epoch is smaller, but counts as one iteration
-        self.progress.begin_step(self.decisions.worth(scale))
-        if not self._counted:
-            self.progress.made()
-
-    def _stepped(self) -> None:
-        """Report progress and decide about the batch size, between two steps."""
-        if self._job is not None:
-            report_progress(self._job.page, self.progress.iterations, self._total(), self._planned_batch())
-        assert self._ranks is not None
-        self.decisions.stepped(self._ranks)
 
     def _total(self) -> float:
         """Estimated progress at the end of the job, in iterations at the initial batch; 0 if unknown.
@@ -427,17 +417,14 @@ class AdaptiveDataLoader(AdaptiveLoader):
 
     def batches(self, plan: Plan) -> Iterator[Any]:
         if self._inner is None:
-            self._inner = self._make(plan)
+            # The inner loader keeps persistent workers from pass to pass.
+            job, options, dataset = self._job, dict(self._options), self.dataset
+            if job is not None:
+                workers = int(options.get("num_workers", 0))
+                dataset, self._timer = marked(job, dataset, workers)
+                options["worker_init_fn"] = partial(ignore_in_worker, options.get("worker_init_fn"))
+            self._inner = DataLoader(dataset, batch_sampler=plan, **options)
         return iter(partial(self._timer.time, partial(next, iter(self._inner), _END)), _END)
-
-    def _make(self, plan: Plan) -> DataLoader[Any]:
-        """Create the inner loader, which keeps persistent workers from pass to pass."""
-        job, options, dataset = self._job, dict(self._options), self.dataset
-        if job is not None:
-            workers = int(options.get("num_workers", 0))
-            dataset, self._timer = marked(job, dataset, workers)
-            options["worker_init_fn"] = partial(ignore_in_worker, options.get("worker_init_fn"))
-        return DataLoader(dataset, batch_sampler=plan, **options)
 
 
 class _Walk:

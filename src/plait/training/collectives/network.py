@@ -88,9 +88,6 @@ class Buckets:
             return
         self._forget()
         self.order = order
-        self._play()
-
-    def _play(self) -> None:
         parameters = _parameters(self._model)
         before = [parameter.grad for parameter in parameters]
         for parameter in parameters:

@@ -92,19 +92,15 @@ class SamplerState:
 def _copied(value: Any) -> Value | None:
     """A copy of the value; None if it is neither plain data nor a generator, or cannot be copied."""
     try:
-        return _pickled(value)
+        if isinstance(value, torch.Generator):
+            return (pickle.dumps(value.get_state().numpy()), True)
+        if isinstance(value, (*_PLAIN, np.random.Generator, np.random.RandomState, random.Random)):
+            return (pickle.dumps(value), True)
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout == torch.strided:
+            return (pickle.dumps(value.detach().numpy()), False)
+        return (pickle.dumps(value), False) if _is_data(value) else None
     except Exception:  # `random.SystemRandom` has no state, NumPy no bfloat16, and a list may hold anything further on
         return None
-
-
-def _pickled(value: Any) -> Value | None:
-    if isinstance(value, torch.Generator):
-        return (pickle.dumps(value.get_state().numpy()), True)
-    if isinstance(value, (*_PLAIN, np.random.Generator, np.random.RandomState, random.Random)):
-        return (pickle.dumps(value), True)
-    if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout == torch.strided:
-        return (pickle.dumps(value.detach().numpy()), False)
-    return (pickle.dumps(value), False) if _is_data(value) else None
 
 
 def _is_data(value: Any) -> bool:

@@ -180,7 +180,22 @@ class JobThreads:
         steps = member.job.step if member.job is not None else 0
         state = FINISHED if code == 0 else STOPPED if code in (PREEMPTED, -signal.SIGTERM) else FAILED
         result = JobResult(member.name, state, reason, code, steps, time.monotonic() - begin_s, error)
-        _let_go(member, error)
+        if error is not None:
+            for one in (error, error.__cause__, error.__context__):
+                if one is not None:
+                    traceback.clear_frames(one.__traceback__)
+        if member.main is not None:
+            vars(member.main).clear()
+        member.job = None
+        member.streams.clear()
+        gc.collect()
+        cuda = torch_cuda()
+        if cuda is not None:
+            with contextlib.suppress(RuntimeError):  # the context may be gone
+                cuda.empty_cache()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
         self.results[member.index] = result
         self._ended(member, result)
 
@@ -237,25 +252,6 @@ def _wind_up(member: ThreadJob, code: int, reason: str) -> tuple[int, str]:
         except Exception as error:
             traceback.print_exception(error)
     return code, reason
-
-
-def _let_go(member: ThreadJob, error: BaseException | None) -> None:
-    if error is not None:
-        for one in (error, error.__cause__, error.__context__):
-            if one is not None:
-                traceback.clear_frames(one.__traceback__)
-    if member.main is not None:
-        vars(member.main).clear()
-    member.job = None
-    member.streams.clear()
-    gc.collect()
-    cuda = torch_cuda()
-    if cuda is not None:
-        with contextlib.suppress(RuntimeError):  # the context may be gone
-            cuda.empty_cache()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
 
 
 def device_lost() -> str:

@@ -81,7 +81,18 @@ class Staging:
 
     def _copy(self, state: Any, path: tuple[object, ...], torch: Any, waiting: list[Any]) -> Any:
         if torch is not None and isinstance(state, torch.Tensor):
-            return self._tensor(state.detach(), path, torch, waiting)
+            tensor = state.detach()
+            if tensor.layout != torch.strided or tensor.numel() == 0:
+                return tensor.cpu().clone()
+            cuda = tensor.device.type == "cuda"
+            buffer = self._buffers.get(path)
+            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+                buffer = torch.empty_like(tensor, device="cpu", pin_memory=cuda)  # in the same order in memory
+                self._buffers[path] = buffer
+            buffer.copy_(tensor, non_blocking=cuda)
+            if cuda:
+                waiting.append(tensor.device)
+            return buffer
         if isinstance(state, dict):
             made = {key: self._copy(value, (*path, key), torch, waiting) for key, value in state.items()}
             # `made` as a dictionary of the type of `state`, with the versions that modules attach to their state.
@@ -100,19 +111,6 @@ class Staging:
         if type(state) in (list, tuple):
             return type(state)(self._copy(item, (*path, i), torch, waiting) for i, item in enumerate(state))
         return copy.deepcopy(state)
-
-    def _tensor(self, tensor: Any, path: tuple[object, ...], torch: Any, waiting: list[Any]) -> Any:
-        if tensor.layout != torch.strided or tensor.numel() == 0:
-            return tensor.cpu().clone()
-        cuda = tensor.device.type == "cuda"
-        buffer = self._buffers.get(path)
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            buffer = torch.empty_like(tensor, device="cpu", pin_memory=cuda)  # in the same order in memory
-            self._buffers[path] = buffer
-        buffer.copy_(tensor, non_blocking=cuda)
-        if cuda:
-            waiting.append(tensor.device)
-        return buffer
 
 
 class Checkpointer:
@@ -194,7 +192,15 @@ class Checkpointer:
             _save(state, making / f"rank{self.rank}")
             commit = None
             if self.rank == 0:
-                self._gather(making)
+                # The other ranks save at the same step.
+                end_s = time.monotonic() + GATHER_S
+                for rank in range(1, self.world_size):
+                    while _file_of(making, rank) is None:
+                        if (making / f"rank{rank}.failed").exists():
+                            raise PlaitError(f"rank {rank} could not write its part")
+                        if time.monotonic() > end_s:
+                            raise PlaitError(f"rank {rank} has not written its part within {GATHER_S:.0f} s")
+                        time.sleep(0.01)
                 commit = self.commits.commit(making, handle.step, world_size=self.world_size)
                 self._done(commit)
             self.failed = False
@@ -214,17 +220,6 @@ class Checkpointer:
             if not handle.ended:  # unforeseen, but waiters must be released
                 self.failed = True
                 handle.end(None, good=False)
-
-    def _gather(self, making: Path) -> None:
-        """Wait for the files of the other ranks, which save at the same step."""
-        end_s = time.monotonic() + GATHER_S
-        for rank in range(1, self.world_size):
-            while _file_of(making, rank) is None:
-                if (making / f"rank{rank}.failed").exists():
-                    raise PlaitError(f"rank {rank} could not write its part")
-                if time.monotonic() > end_s:
-                    raise PlaitError(f"rank {rank} has not written its part within {GATHER_S:.0f} s")
-                time.sleep(0.01)
 
 
 def _torch() -> Any:

@@ -220,7 +220,13 @@ class Muri(Rule):
         grouped = self._rounds if self.options.blossom else self._in_order
         groups = Nodes.joined(grouped(buckets, gpus, need)) if buckets else Nodes.singles(jobs)
         if self.options.unpack:
-            groups = self._guarded(groups, state.trace)
+            # Step 4: split what runs slower than its members in turn; then in order of key, what fits.
+            times_s = self.profiles.times(groups.members, groups.size, self.factor)
+            members, size = split_slow(groups.members, groups.size, times_s, state.trace.iteration_s)
+            key = np.where(np.arange(SLOTS) < size[:, None], self.key[members], np.inf).min(axis=1)
+            order = np.argsort(key, kind="stable")
+            order = order[fits(state.trace.gpus[members[order, 0]])]
+            groups = Nodes(members[order], size[order])
         self._start(groups, state)
         if self.queues:
             self.queues.running_first(state.running)
@@ -287,15 +293,6 @@ class Muri(Rule):
                     row[0, :taken] = slot[:taken]
                     out.append(Nodes(row, np.array([taken])))
         return out
-
-    def _guarded(self, groups: Nodes, trace: ArtifactTrace) -> Nodes:
-        """Step 4: split what runs slower than its members in turn; then in order of key, what fits."""
-        times_s = self.profiles.times(groups.members, groups.size, self.factor)
-        members, size = split_slow(groups.members, groups.size, times_s, trace.iteration_s)
-        key = np.where(np.arange(SLOTS) < size[:, None], self.key[members], np.inf).min(axis=1)
-        order = np.argsort(key, kind="stable")
-        order = order[fits(trace.gpus[members[order, 0]])]
-        return Nodes(members[order], size[order])
 
     def _start(self, groups: Nodes, state: State) -> None:
         """Steps 5 and 6: speeds and overheads of each group, and who is placed, large jobs first."""

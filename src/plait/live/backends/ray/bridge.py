@@ -73,22 +73,19 @@ class Executor:
     def _ensure(self) -> bool:
         """Start the agent unless it runs; whether it was started. Failures are reported and retried next time."""
         try:
-            return self._try_to_start()
+            # Later each time if the agent dies again soon.
+            order, now = self._order, time.monotonic()
+            self._problem = _not_the_same(order)
+            if self._problem or now < self._next_s or self._host.runs(order["node"]):
+                return False
+            soon = now - self._next_s < 2 * _LONGEST_PAUSE_S
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if soon else _FIRST_PAUSE_S
+            self._next_s = now + self._pause_s
+            self._host.spawn(order["node"], self._size())
+            return True
         except Exception as error:  # a shared file system fails for a moment in many ways: that must not end the thread
             self._problem = f"its agent cannot be started: {error}"
             return False
-
-    def _try_to_start(self) -> bool:
-        """Later each time if the agent dies again soon."""
-        order, now = self._order, time.monotonic()
-        self._problem = _not_the_same(order)
-        if self._problem or now < self._next_s or self._host.runs(order["node"]):
-            return False
-        soon = now - self._next_s < 2 * _LONGEST_PAUSE_S
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if soon else _FIRST_PAUSE_S
-        self._next_s = now + self._pause_s
-        self._host.spawn(order["node"], self._size())
-        return True
 
     def _size(self) -> dict[str, Any]:
         order = self._order
@@ -133,7 +130,15 @@ class Bridge:
         if request["do"] == "tell":
             return self._tell(request["orders"], float(request.get("wait_s", _ANSWER_S)))
         if request["do"] == "remove":
-            return self._remove(request["executors"])
+            executors = request["executors"]
+            removed = []
+            for name in executors:
+                try:
+                    self.ray.kill(self.ray.get_actor(name, namespace=self.namespace), no_restart=True)
+                except (ValueError, self.ray.exceptions.RayError):
+                    continue
+                removed.append(name)
+            return {"removed": removed}
         if request["do"] == "autoscale":
             from ray.autoscaler.sdk import request_resources
 
@@ -183,16 +188,6 @@ class Bridge:
             get_if_exists=True,
             scheduling_strategy=NodeAffinitySchedulingStrategy(order["id"], soft=False),
         ).remote(json.dumps(order))
-
-    def _remove(self, executors: list[str]) -> dict[str, Any]:
-        removed = []
-        for name in executors:
-            try:
-                self.ray.kill(self.ray.get_actor(name, namespace=self.namespace), no_restart=True)
-            except (ValueError, self.ray.exceptions.RayError):
-                continue
-            removed.append(name)
-        return {"removed": removed}
 
 
 def _first_line(error: BaseException) -> str:

@@ -178,12 +178,9 @@ class _Play:
                 self.since_s[command.jobs] = math.nan
             elif isinstance(command, messages.Launch):
                 for job in command.groups.jobs.tolist():
-                    self._launch(job)
+                    if math.isnan(self.since_s[job]):
+                        self.since_s[job] = self.now_s
+                        due_s = 0.0 if self.ends and self.now_s not in self.turns_s else self.now_s - self.began_s
+                        self.releases.setdefault(self.numbers[job], Release(self.ends, due_s))
         valid_s = self.small.plan.valid_until_s
         self.wake_s = valid_s if valid_s > self.now_s else math.inf
-
-    def _launch(self, job: int) -> None:
-        if math.isnan(self.since_s[job]):
-            self.since_s[job] = self.now_s
-            due_s = 0.0 if self.ends and self.now_s not in self.turns_s else self.now_s - self.began_s
-            self.releases.setdefault(self.numbers[job], Release(self.ends, due_s))

@@ -220,10 +220,6 @@ def _served(message: Message) -> str:
     return f"node {message['node']} {how} switch {message['switch']}"
 
 
-def _suspected(message: Message) -> str:
-    return f"node {message['node']} {'is silent' if message['suspect'] else 'reports again'}"
-
-
 def _reserved(message: Message) -> str:
     one, at_s = message["reservation"], message["at_s"]
     begins = f"in {duration(one['from_s'] - at_s)}" if one["from_s"] > at_s else "from now on"
@@ -275,7 +271,7 @@ _WORDS: Mapping[str, Callable[[Message], str]] = {
     "Undelivered": lambda m: f"channel {m['channel']} did not deliver {m['event']!r} of {_jobs(m)}: {m['why']}",
     "NodeJoined": _sentence("node {node} joined"),
     "NodeLost": _sentence("node {node} is out of service"),
-    "NodeSuspected": _suspected,
+    "NodeSuspected": lambda message: f"node {message['node']} {'is silent' if message['suspect'] else 'reports again'}",
     "NodesReserved": _reserved,
     "ReservationCancelled": lambda m: f"reservation {m['id']} was cancelled{_by(m)}",
     "SwitchLost": lambda m: f"switch {m['switch']} was lost",
