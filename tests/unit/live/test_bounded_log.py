@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.live.service import journal
-from plait.live.service.journal import Bounded, JsonLines
+from plait.live.service import main as journal
+from plait.live.service.main import Bounded, JsonLines
 
 
 def record(text: str = "request", error: Exception | None = None) -> logging.LogRecord:

@@ -47,9 +47,8 @@ from plait.live.service.http.connections import (
 )
 from plait.live.service.http.gateway import Gateway
 from plait.live.service.http.limits import BodyLimit
-from plait.live.service.http.server import AgentServer, Server
 from plait.live.service.logs import Mailbox
-from plait.live.service.serving import load_pages
+from plait.live.service.serving import AgentServer, Server, load_pages
 from plait.live.service.worker import Worker
 from plait.live.store import Store
 from plait.testing.fleet import HttpLink

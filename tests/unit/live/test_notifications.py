@@ -523,7 +523,7 @@ def test_processes_that_a_command_leaves_in_the_background_are_not_waited_for(
 
 def test_the_service_log_has_no_addresses_of_webhooks(tmp_path: Path) -> None:
     code = (
-        "import sys, httpx; from pathlib import Path; from plait.live.service.journal import begin_log\n"
+        "import sys, httpx; from pathlib import Path; from plait.live.service.main import begin_log\n"
         "begin_log(Path(sys.argv[1]))\n"
         "answers = httpx.MockTransport(lambda request: httpx.Response(204))\n"
         "httpx.Client(transport=answers).post('http://chat.example/secret')"

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from plait.live.layout import Layout
-from plait.live.service import clock as clocks
-from plait.live.service.clock import FACT, MOST_AWAY_S, SLOW, Anchor, Clock, begin_s
-from plait.live.service.leadership import open_leadership
+from plait.live.service import leadership as clocks
+from plait.live.service.leadership import FACT, MOST_AWAY_S, SLOW, Anchor, Clock, begin_s, open_leadership
 from plait.live.service.options import read_options
 
 DAY, YEAR = 86_400.0, 365 * 86_400.0
