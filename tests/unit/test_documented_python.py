@@ -53,7 +53,7 @@ update = lambda weights, momentum, rng: (weights + rng.normal(size=3), momentum)
 ELSEWHERE = {
     "README": "tests/unit/test_readme.py",
     "adaptive-training": "tests/unit/training/test_adaptive_guide.py",
-    "debug-an-incident": "tests/unit/live/test_incident_page.py",
+    "debug-an-incident": "tests/unit/live/test_trace_export.py",
     "aggregate-gradients": "needs two ranks: tests/live/test_ddp_aggregation.py",
     "run-a-switch": "needs a running switch: tests/unit/live/dataplane",
     "use-from-programs": "needs a running service: tests/live",

@@ -1,12 +1,17 @@
-"""Files and options that break programs: refused with a sentence, whatever is in them."""
+"""Files and options that break programs are refused with a sentence; plait works without its package of papers."""
 
 from __future__ import annotations
 
+import configparser
+import tomllib
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import plait as package
+import plait_papers
+from plait.cli import lazy
 from plait.cli.app import app
 from plait.core.errors import InputError, PlaitError
 from plait.live.protocol import job_file
@@ -75,3 +80,27 @@ def test_a_service_refuses_times_that_are_none(
 ) -> None:
     assert main(["--home", str(tmp_path), f"--{option}", value]) == 2
     assert f"--{option} is {value}" in capsys.readouterr().err
+
+
+PROJECT = Path(plait_papers.__file__).parents[2] / "pyproject.toml"
+
+
+def test_a_checkout_registers_what_an_installation_would():
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
+    beside = PROJECT.parent / "src" / "plait_papers.dist-info"
+    text = configparser.ConfigParser(delimiters="=")
+    text.read(beside / "entry_points.txt")
+    assert {group: dict(text[group]) for group in text.sections()} == project["entry-points"]
+    assert f"Version: {project['version']}\n" in (beside / "METADATA").read_text(encoding="utf-8")
+    assert project["version"] == package.__version__
+    assert project["dependencies"] == [f"plait[sim]=={project['version']}"]
+
+
+def test_without_the_package_the_command_names_it(plait, monkeypatch):
+    assert "reproduce" in plait("--help").out
+    monkeypatch.setattr(lazy, "entry_points", lambda group: [])
+    answer = plait("reproduce", "muri", "--data", "x")
+    assert answer.code == 2
+    assert "in plait: pip install ./papers, in a checkout of plait, adds it" in answer.err.replace("\n", " ")
+    assert "reproduce" not in plait("--help").out
+    assert plait("worlds").code == 0

@@ -1,4 +1,4 @@
-"""What ran on a live cluster as a Chrome trace, made of the log of a real engine."""
+"""A live run as a Chrome trace, and the page about incidents: both from the log of a real engine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import pytest
 from test_service_api import Service
 from test_service_api import service as service  # a fixture
 
+from documented_code import PAGES, blocks
 from plait.cli import main
 from plait.cli.commands import trace as command
 from plait.live.client.client import Client
 from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, Seen
+from plait.live.store import Store
 
 Event = dict[str, Any]
 
@@ -87,3 +89,19 @@ def test_who_held_gpus_and_who_waited_is_there(ran: Service, tmp_path: Path, mon
     (tmp_path / "log.json").write_text(json.dumps(entries), encoding="utf-8")
     found = export(monkeypatch, ran, "eve", str(tmp_path / "again.json"), "--log", str(tmp_path / "log.json"))
     assert [e for e in found if e["ph"] == "M"] == [e for e in events if e["ph"] == "M"]
+
+
+def test_the_story_of_a_lost_node_and_the_replay_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = next(page for page in PAGES if page.stem == "debug-an-incident")
+    look, story = [block.text for block in blocks(page) if block.language == "python"]
+    names: dict[str, Any] = {}
+    exec(story, names)
+    names["test_a_job_survives_its_node"](tmp_path)
+    monkeypatch.chdir(tmp_path)
+    store = Store.open(Path("plait.db"))
+    store.backup("incident.db")
+    store.close()
+    exec(look, {})
+    assert capsys.readouterr().out.startswith("8.0 [0]")

@@ -1,9 +1,10 @@
-"""Which groups exchange members, who has to restart for that, and when it pays."""
+"""Which groups exchange members, who restarts for that, when it pays; Gandiva's migration."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -13,8 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.core.jobs import JobBatch
 from plait.core.policy import View
+from plait.policies.gandiva import Gandiva
 from plait.policies.interleave import RatedGroup, parts_of, pays_s, stay_whole, units_of
+from plait.sim.contract import CLUSTERS, COSTLY, SmallWorkload, outages, play, random_jobs
 
 
 def view_of(running_group: list[int], kept: list[int] = [], **more: object) -> View:  # noqa: B006 - never written
@@ -94,3 +98,14 @@ def test_a_restart_pays_once_what_was_missed_would_have_paid_for_it():
     assert pays_s(view, [0], 0.0) == pays_s(view, [0], -1.0) == math.inf
     view.jobs.gpus[:] = [2, 1, 1]
     assert pays_s(view, [0, 1], 1.0) == pytest.approx((2 * 10 + 50) / 3 + 70)
+
+
+def test_a_migration_beside_a_kept_pair() -> None:
+    seed = 57  # at 791 s a spread job may come together while two kept jobs are in one group
+    jobs = random_jobs(seed, 14, 8, 600.0)
+    saves = np.random.default_rng((seed, 5)).choice([0, 0, 1, 2], len(jobs)).astype(np.int64)
+    jobs = JobBatch.of(replace(spec, retries=1000) for spec in jobs.replace(checkpoints=saves))
+    world = replace(COSTLY, checkpoint_every_s=120.0, job_mtbf_s=4000.0)
+    workload = SmallWorkload("outages", jobs, CLUSTERS[seed % len(CLUSTERS)], world, seed=seed)
+    played = play(Gandiva(), replace(workload, changes=outages(workload, seed)))
+    assert len(played.ends()) == len(jobs)

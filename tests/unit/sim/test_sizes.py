@@ -1,4 +1,8 @@
-"""Simulated jobs on more GPUs than they asked for, or fewer: as they scale by their trace, or else by the prior."""
+"""Jobs on other numbers of GPUs than requested, and many jobs that get another pace at once."""
+
+from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
@@ -13,7 +17,8 @@ from plait.outlook.fidelity import TurnsPhysics
 from plait.policies.catalog import make_policy
 from plait.sim.physics import StandardPhysics
 from plait.sim.run import simulate
-from plait.sim.world import make_world
+from plait.sim.running import JobsOnGpus
+from plait.sim.world import SimulationSettings, make_world
 
 
 def job(name: str, gpus: int = 8, least: int = 1, **changes: object) -> JobSpec:
@@ -60,3 +65,30 @@ def test_who_shares_half_of_the_gpus_goes_at_half_the_pace(physics, gate: Gate):
         group = Group((Member(0), Member(1, turn=2)), gpus, gate)
         seconds.append(physics.iteration_s(truth, Groups.of([group]), cluster))
     assert np.allclose(seconds[1], 2 * seconds[0])
+
+
+def drawn(seed: int) -> JobsOnGpus:
+    """Twenty jobs, some of which have begun."""
+    chance, world = np.random.default_rng(seed), make_world("ideal")
+    specs = [JobSpec(id=f"j{i}", iterations=1000.0, iteration_s=float(chance.uniform(0.1, 2.0))) for i in range(20)]
+    settings = SimulationSettings(physics=world.physics, overheads=world.overheads)
+    here = JobsOnGpus(JobBatch.of(specs), Cluster.parse("1x8"), settings)
+    here.now = 5000.0
+    here.since_ms[:], here.done_ms[:] = chance.integers(0, 9000, 20), chance.uniform(0.0, 90.0, 20)
+    here.rate[:], here.fail_ms[:] = chance.uniform(0.1, 1.0, 20), chance.choice([math.inf, 1e5], 20)
+    return here
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_another_pace_for_many_jobs_at_once(seed: int) -> None:
+    one_by_one, at_once = drawn(seed), drawn(seed)
+    jobs, speed = np.arange(3, 18), np.random.default_rng(seed).uniform(0.01, 1.0, 15)
+    for job, solo in zip(jobs.tolist(), speed.tolist(), strict=True):
+        one_by_one._settle(job, one_by_one.now)
+        one_by_one.solo[job] = solo
+        one_by_one._set_pace(job)
+    at_once._repace(jobs, speed)
+    for name in ("state", "solo", "worked_ms", "end_ms", "stop_ms"):
+        np.testing.assert_array_equal(getattr(at_once, name), getattr(one_by_one, name))
+    assert at_once.repaced
+    assert one_by_one.repaced
