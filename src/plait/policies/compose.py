@@ -314,16 +314,23 @@ class Composed:
             plan = self._follow(view, ranking)
         return plan
 
+    def first_in_s(self, jobs: JobTable, ranking: Ranking) -> FloatArray | None:
+        """Seconds of waiting until each job goes first by `wait_lengths`, <= 0: it does; None without that bound."""
+        if ranking.length_s is None or not math.isfinite(self.wait_lengths):
+            return None
+        # Time on hold, which mostly precedes the first start, is no wait: jobs behind others would go first at once.
+        waited_s = np.where(jobs.starts > 0, jobs.age_s - jobs.run_s, jobs.waiting_s)
+        left_s: FloatArray = np.maximum(self.wait_lengths * ranking.length_s, LEAST_WAIT_S) - waited_s
+        return left_s
+
     def _keys(self, view: View, ranking: Ranking) -> tuple[tuple[FloatArray | IntArray | BoolArray, ...], float]:
         """Keys of classes, of jobs that waited too long for their length, and of the order; until when they hold."""
         jobs = view.jobs
         urgent, changes_in_s = self.urgency(jobs)
         until = view.now_s + changes_in_s
-        if ranking.length_s is None or not math.isfinite(self.wait_lengths):
+        left_s = self.first_in_s(jobs, ranking)
+        if left_s is None:
             return (*urgent, *ranking.keys), until
-        # Time on hold, which mostly precedes the first start, is no wait: jobs behind others would go first at once.
-        waited_s = np.where(jobs.starts > 0, jobs.age_s - jobs.run_s, jobs.waiting_s)
-        left_s = np.maximum(self.wait_lengths * ranking.length_s, LEAST_WAIT_S) - waited_s
         due = left_s <= CLOCK_S
         # In the order in which they became due: otherwise jobs that become due later could go first without end.
         since_s = np.where(due, np.where(jobs.running, -math.inf, left_s), 0.0)

@@ -62,3 +62,34 @@ def test_a_job_that_waits_has_no_risk(cluster: Make) -> None:
     _, waits = c.submit({}, {})
     c.pass_s(2.0)
     assert c.engine.explain(waits, c.now).preemption is None
+
+
+def test_a_waiting_job_has_the_time_when_it_goes_first_because_of_its_wait(cluster: Make) -> None:
+    c = cluster([1], policy="plait:wait_lengths=2,group=off", lost_s=1e5, lease_s=5e4)
+    (holds,) = c.submit({"iterations": 100, "profile": {"gpu": 1.0}})
+    c.pass_s(2.0)
+    c.nodes[0].report(holds, saves="nothing")  # so that none goes before it
+    (waits,) = c.submit({"iterations": 400, "profile": {"gpu": 1.0}})
+    c.pass_s(2.0)
+    found = c.engine.explain(waits, c.now)
+    bound = "it has waited 2 times its length of about 6 min 40 s, and at least 10 min 0 s"
+    assert found.first == f"it goes first in 13 min 18 s, when {bound}"
+    assert f"  {found.first}" in explanation_lines(found)
+    c.now += 800.0
+    c.pass_s(1.0)
+    assert c.state(waits) == "waiting"
+    assert c.engine.explain(waits, c.now).first == f"it goes first, because {bound}"
+
+
+@pytest.mark.parametrize(
+    ("policy", "first"),
+    [
+        ("plait:wait_lengths=inf,bound_s=7200", "it goes first in 1 h 59 min, when it has waited 2 h 0 min"),
+        ("srsf", None),
+    ],
+)
+def test_other_bounds_on_waiting_are_named_too(cluster: Make, policy: str, first: str | None) -> None:
+    c = cluster([1], policy=policy)
+    _, waits = c.submit({}, {})
+    c.pass_s(2.0)
+    assert c.engine.explain(waits, c.now).first == first

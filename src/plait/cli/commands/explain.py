@@ -109,6 +109,7 @@ def explanation_lines(found: Explanation) -> list[str]:
         lines.append(f"  decided by {found.policy} in entry {found.decision.seq} of the log (plait events)")
     if found.predicted:
         lines.append(f"  its place follows from a prediction: {found.predicted}")
+    lines += [f"  {found.first}"] if found.first else []
     lines += [f"  ahead of it: {blocker.text}" for blocker in found.blockers or ()]
     lines += [f"  {change.text}" for change in found.would_start or ()]
     if found.shares_with:

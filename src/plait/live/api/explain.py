@@ -274,6 +274,8 @@ class Explanation(Answer, frozen=True):
     """Seconds since it waits."""
     predicted: str | None = None
     """The work that the policy predicts for it, and the jobs that it predicts from."""
+    first: str | None = None
+    """When the policy puts it before other jobs because it has waited for too long."""
     blockers: list[Blocker] | None = None
     would_start: list[WouldStart] | None = None
     note: str | None = None

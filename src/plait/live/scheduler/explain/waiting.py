@@ -15,6 +15,7 @@ import numpy as np
 from plait.control.controller import Controller
 from plait.core.goodput import THETA, Estimate
 from plait.core.jobs import Phase
+from plait.core.jobs.keys import CLOCK_S
 from plait.core.plan import NodeReservation
 from plait.core.policy import Preempts, layers
 from plait.core.resources import Resource
@@ -48,6 +49,7 @@ from plait.live.scheduler.records.attempts import Attempt, JobRecord
 from plait.live.scheduler.records.event_words import stop_in_words
 from plait.live.scheduler.stops import NAMED, UNPLACED, time_left_s
 from plait.placement.reserved_nodes import barred_from
+from plait.policies.compose import LEAST_WAIT_S, Composed, Ranking
 from plait.policies.fair_share import half_life_s, used
 from plait.policies.interleave import traits_of
 from plait.policies.kinds import LEVELS
@@ -186,9 +188,28 @@ def _waiting(ctx: Context, job: JobRecord, now_s: float) -> dict[str, Any]:
     out["position"] = 1 + int(((ranks < rank) | ((ranks == rank) & (waiting < job.number))).sum())
     out["waiting"] = len(waiting)
     out["waited_s"] = now_s - float(columns["pending_since_s"][job.number])
+    out["first"] = _first(ctx, controller, job, now_s)
     if views.too_large(ctx, controller, job) is None:  # otherwise it would wait in an empty queue, too
         out["blockers"] = _blockers(ctx, controller, job)
     return out
+
+
+def _first(ctx: Context, controller: Controller, job: JobRecord, now_s: float) -> str | None:
+    """When the policy puts a waiting job before others because of its wait, in words; None if it never does."""
+    policy = next((one for one in layers(ctx.state.policy) if isinstance(one, Composed)), None)
+    if policy is None:
+        return None
+    view = controller.view(max(now_s, controller.now_s))
+    row, ranking = int(np.searchsorted(view.jobs.number, job.number)), policy.order(view)
+    bounds = [(policy.reserve_after_s - float(view.jobs.waiting_s[row]), duration(policy.reserve_after_s))]
+    left_s = policy.first_in_s(view.jobs, ranking) if isinstance(ranking, Ranking) else None
+    if left_s is not None and ranking.length_s is not None:
+        times, length = f"{policy.wait_lengths:g} times its length", duration(ranking.length_s[row])
+        bounds.append((float(left_s[row]), f"{times} of about {length}, and at least {duration(LEAST_WAIT_S)}"))
+    in_s, bound = min(bounds)
+    if in_s <= CLOCK_S:
+        return f"it goes first, because it has waited {bound}"
+    return f"it goes first in {duration(in_s)}, when it has waited {bound}" if math.isfinite(in_s) else None
 
 
 def _starting(ctx: Context, job: JobRecord) -> str:
