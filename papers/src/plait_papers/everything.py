@@ -76,6 +76,8 @@ KEPT = (
     "avg_jct_s", "p50_jct_s", "p99_jct_s", "makespan_s", "max_queue_s", "avg_fairness", "max_fairness", "fragmentation",
     "lost_work_gpu_h", "restarts",
 )  # fmt: skip
+#: Sizes by which waiting is compared, and the fewest GPUs of each.
+SIZES = {"1 GPU": 1, "2 to 4": 2, "5 to 15": 5, "16 or more": 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +163,11 @@ def run_case(case: Case, ended: Ended | None = None) -> Done:
     if case.row.failures:
         world = replace(world, node_mtbf_s=NODE_MTBF_H * 3600)
     one = cases.Case(case.row.trace, jobs, case.policy, cluster, world, seed=case.seed)
-    summary = cases.run_case(one, ended=ended).summary
-    figures = {name: float(value) for name in KEPT if isinstance(value := summary.get(name), (int, float))}
+    run = cases.run_case(one, ended=ended)
+    figures = {name: float(value) for name in KEPT if isinstance(value := run.summary.get(name), (int, float))}
+    size_of = np.searchsorted(list(SIZES.values()), run.jobs["gpus"], side="right") - 1
+    for size in np.unique(size_of).tolist():
+        figures[list(SIZES)[size]] = float(np.mean(run.jobs["queue_s"][size_of == size]))
     return Done(figures, len(jobs), time.process_time() - begin)
 
 
@@ -247,9 +252,10 @@ def compared(row: Row, done: Mapping[Case, Done]) -> tuple[Compared, list[Policy
         max(run.figures["max_queue_s"] for run in runs[ours]) / 3600,
     )  # fmt: skip
     least = min(mean(ours), mean(best))
+    sizes = [size for size in SIZES if all(size in run.figures for run in runs[ours])]
     figures = [
         PolicyFigures(
-            row.knows, str(row), policy, mean(policy) / least, {name: mean(policy, name) for name in KEPT},
+            row.knows, str(row), policy, mean(policy) / least, {name: mean(policy, name) for name in (*KEPT, *sizes)},
             float(np.mean([run.cpu_s for run in some])),
         )
         for policy, some in runs.items()
@@ -329,6 +335,14 @@ def by_policy(outcome: EverythingOutcome) -> Iterator[tuple[str, ...]]:
             )  # fmt: skip
 
 
+def waits(outcome: EverythingOutcome) -> Iterator[tuple[str, ...]]:
+    """Mean hours without GPUs of jobs of each size, means over rows with such jobs, in the order of `by_policy`."""
+    for knows, name, *_ in by_policy(outcome):
+        some = [one.figures for one in outcome.policies if (one.knows, one.policy) == (knows, name)]
+        hours = [[one[size] / 3600 for one in some if size in one] for size in SIZES]
+        yield knows, name, *(f"{np.mean(found):.2f}" if found else "-" for found in hours)
+
+
 def means(outcome: EverythingOutcome) -> Iterator[tuple[str, ...]]:
     """Mean and worst ratio of `plait`, with and without stage profiles."""
     for knows in OURS:
@@ -356,8 +370,10 @@ def _sections(outcome: EverythingOutcome) -> Iterator[PaperSection]:
     yield PaperSection.of("means", "Mean over rows", "", MEANS_HEAD, 2, list(means(outcome)))
     by = list(by_policy(outcome))
     yield PaperSection.of("policies", "All policies, over the best of each row", ABOUT_POLICIES, POLICY_HEAD, 2, by)
+    yield PaperSection.of("waits", "Waiting by size", ABOUT_WAITS, ("knows", "policy", *SIZES), 2, list(waits(outcome)))
 
 
+ABOUT_WAITS = "Hours in which jobs of so many GPUs have none, all waits of a job: means over jobs, seeds and rows."
 ABOUT_POLICIES = (
     "Means over rows. Mean, p50, p99 and makespan are over the least of the row; fairness is completion time over that "
     "with an equal share of the cluster; fragmented is the share of GPUs that are free on partly used nodes while jobs "

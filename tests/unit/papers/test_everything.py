@@ -31,12 +31,14 @@ from plait_papers.everything import (
     RECORDED,
     Case,
     Done,
+    EverythingOutcome,
     Row,
     compared,
     policies_of,
     reproduce_everything,
     rows,
     table_of,
+    waits,
 )
 from plait_papers.requests import EverythingRequest
 
@@ -80,7 +82,7 @@ def test_a_row_compares_with_the_best_mean_of_the_others_on_the_same_seeds() -> 
     hours = dict.fromkeys(OTHERS["predicted"], (9.0, 9.0))
     hours |= {"srsf:knows=predicted": (4.0, 2.0), "srtf:knows=predicted": (1.0, 7.0), OURS["predicted"]: (4.0, 1.0)}
     base = dict.fromkeys(KEPT, 1.0)
-    base |= {"max_queue_s": 7200.0}
+    base |= {"max_queue_s": 7200.0, "16 or more": 3600.0}
     done = {
         Case(row, policy, seed, 10, ""): Done({**base, "avg_jct_s": 3600 * h, "p99_jct_s": h}, 10, 1)
         for policy, both in hours.items() for seed, h in enumerate(both)
@@ -93,6 +95,11 @@ def test_a_row_compares_with_the_best_mean_of_the_others_on_the_same_seeds() -> 
     assert (found.ratio, found.low, found.high) == pytest.approx((2.5 / 3, 0.5, 1.0))
     assert (found.p99, found.longest_wait_h, found.seeds) == (pytest.approx(2.5 / 3), 2.0, 2)
     assert {one.policy: one.ratio for one in figures}["srsf:knows=predicted"] == pytest.approx(3 / 2.5)
+    narrow = [replace(one, row="narrow jobs", figures={**one.figures, "1 GPU": 7200.0}) for one in figures]
+    for one in narrow:
+        del one.figures["16 or more"]
+    best, *_ = waits(EverythingOutcome.of([], {}, rows=[found], policies=[*figures, *narrow]))
+    assert best == ("predicted", OURS["predicted"], "2.00", "-", "-", "1.00")
 
 
 def test_the_command_makes_runs_once_and_writes_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +112,7 @@ def test_the_command_makes_runs_once_and_writes_its_tables(tmp_path: Path, monke
     assert [one["row"] for one in found["rows"]] == ["recurring, 1"]
     assert {one["policy"] for one in found["policies"]} == set(policies_of("predicted"))
     page = (tmp_path / "all.html").read_text()
+    assert "Waiting by size" in page
     assert "recurring, 1" in page
     assert "plait:knows=predicted" in page
     kept = sorted((file.name, file.stat().st_mtime_ns) for file in (tmp_path / "runs").iterdir())
