@@ -68,6 +68,9 @@ UNKNOWN_RESTART_S = 60.0
 #: `EARNS` of the time since its start: plans change with each arrival, so a move seldom earns for longer. In all by
 #: `MOST_STAY`, so that a group whose reports are bad is split soon, too.
 ERROR, EARNS, MOST_STAY = 0.05, 0.2, 0.25
+#: Progress of a job that goes first because of its wait counts so many times: otherwise groups of jobs behind it, which
+#: make more progress together, keep its GPUs for as long as there are any. A short job has waited for a day by that.
+DUE = 3.0
 #: A trial next to another job lasts so many seconds at most.
 TRIAL_S = 120.0
 #: Rounds of exchanging and picking again at most.
@@ -132,8 +135,8 @@ class ByCompletion:
         if not self.future >= 0 or not self.horizon_s > 0:
             raise InputError(f"future must be >= 0 and horizon_s > 0, got {self.future} and {self.horizon_s}")
 
-    def __call__(self, view: View, order: IntArray) -> Units:
-        """Units of the best jobs in `order` (rows of `view.jobs`)."""
+    def __call__(self, view: View, order: IntArray, due: BoolArray | None = None) -> Units:
+        """Units of the best jobs in `order` (rows of `view.jobs`); `due` ones count `DUE` times (jobs,)."""
         jobs, room = view.jobs, Room.in_view(view)
         mate_of = _tried(view, order)
         everyone, order = order, order[~np.isin(order, list(mate_of))] if mate_of else order
@@ -143,6 +146,7 @@ class ByCompletion:
         members, hosts = [[rank] for rank in range(len(order))], [-1] * len(order)
         if not alone:
             values = progress_values(view, room, order, self.future)
+            values = values if due is None else np.where(due[order], DUE * values, values)
             line = self._line(view, room, order, bucket, values)
             members, hosts, _ = best_plan(line, room.gpus, room.inside)
         inside = np.zeros(len(jobs), dtype=np.bool_)

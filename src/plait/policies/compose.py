@@ -206,7 +206,8 @@ Order = Callable[[View], "Ranking | FloatArray | IntArray"]
 #: From the view and the plan without moves to the plan; the last makes plans of a view, with rows that give up their
 #: GPUs as `move`.
 Upgrade = Callable[[View, Plan, Callable[..., Plan]], Plan]
-Grouping = Callable[[View, IntArray], "Units"]
+#: From the view, an order of rows, and which rows go first because of their wait.
+Grouping = Callable[[View, IntArray, BoolArray], "Units"]
 
 
 @dataclass(frozen=True)
@@ -323,24 +324,29 @@ class Composed:
         left_s: FloatArray = np.maximum(self.wait_lengths * ranking.length_s, LEAST_WAIT_S) - waited_s
         return left_s
 
-    def _keys(self, view: View, ranking: Ranking) -> tuple[tuple[FloatArray | IntArray | BoolArray, ...], float]:
-        """Keys of classes, of jobs that waited too long for their length, and of the order; until when they hold."""
+    def _keys(
+        self, view: View, ranking: Ranking
+    ) -> tuple[tuple[FloatArray | IntArray | BoolArray, ...], BoolArray, float]:
+        """Keys of classes, of jobs that waited too long for their length, and of the order; these; until when it holds.
+
+        The time is in seconds.
+        """
         jobs = view.jobs
         urgent, changes_in_s = self.urgency(jobs)
         until = view.now_s + changes_in_s
         left_s = self.first_in_s(jobs, ranking)
         if left_s is None:
-            return (*urgent, *ranking.keys), until
+            return (*urgent, *ranking.keys), np.zeros(len(jobs), dtype=np.bool_), until
         due = left_s <= CLOCK_S
         # In the order in which they became due: otherwise jobs that become due later could go first without end.
         since_s = np.where(due, np.where(jobs.running, -math.inf, left_s), 0.0)
         until = min(until, _next(np.where(jobs.running, math.inf, view.now_s + left_s), view.now_s))
-        return (*urgent, ~due, since_s, *ranking.keys), until
+        return (*urgent, ~due, since_s, *ranking.keys), due, until
 
     def _follow(self, view: View, ranking: Ranking) -> Plan:
         """The plan for a ranking."""
         jobs = view.jobs
-        keys, until = self._keys(view, ranking)
+        keys, due, until = self._keys(view, ranking)
         until = min(until, view.now_s + self.quantum_s)
         strict: bool | BoolArray = self.strict
         if math.isfinite(self.reserve_after_s):
@@ -367,7 +373,7 @@ class Composed:
             until = min(until, _next(ends, view.now_s))
         scheme = self.place if isinstance(self.place, Scheme) else self.place(view)
         if self.group is not None:
-            plan = self._in_groups(view, sort(keys), scheme, ranking)
+            plan = self._in_groups(view, sort(keys), scheme, ranking, due | strict)
         else:
             move, tried_s = self.place.moves(view) if self.tries_placements else (None, math.inf)  # type: ignore[union-attr]
             plan = place(
@@ -388,14 +394,14 @@ class Composed:
         settled = plan.settled and ranking.levels is None
         return Plan(plan.groups, plan.order, plan.levels, plan.promoted, plan.reasons, until, settled=settled)
 
-    def _in_groups(self, view: View, order: IntArray, scheme: How, ranking: Ranking) -> Plan:
+    def _in_groups(self, view: View, order: IntArray, scheme: How, ranking: Ranking, due: BoolArray) -> Plan:
         """Largest units first, so that gangs find whole nodes; if a better unit loses by that, best first.
 
         Units that still find too few cores or too little memory next to the others are split.
         """
         assert self.group is not None
         seen, view = view, side_by_side(view)
-        units = self.group(view, order)
+        units = self.group(view, order, due)
         place_of = np.empty(len(order), dtype=np.int64)
         place_of[order] = np.arange(len(order))
         best_first = units.order[np.argsort(place_of[units.order])]

@@ -331,7 +331,7 @@ class Interleave:
         if self.guard not in (None, "auto") and not (isinstance(self.guard, (int, float)) and self.guard >= 0):
             raise InputError(f"guard must be >= 0, auto or off, got {self.guard!r}")
 
-    def __call__(self, view: View, order: IntArray) -> Units:
+    def __call__(self, view: View, order: IntArray, _due: BoolArray | None = None) -> Units:
         """Units of the best jobs in `order` (rows of `view.jobs`)."""
         jobs, room = view.jobs, Room.in_view(view)
         if self.memory_kept < 1 and (jobs.cpus.any() or jobs.memory_bytes.any()):
