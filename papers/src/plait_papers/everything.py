@@ -19,6 +19,8 @@ from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.jobs import JobBatch
 from plait.core.version import __version__
+from plait.policies.catalog import WAIT_LENGTHS
+from plait.policies.compose import LEAST_WAIT_S
 from plait.sim.physics import StandardPhysics
 from plait.sim.studies import cases
 from plait.sim.studies.cases import parse_range
@@ -78,6 +80,8 @@ KEPT = (
 )  # fmt: skip
 #: Sizes by which waiting is compared, and the fewest GPUs of each.
 SIZES = {"1 GPU": 1, "2 to 4": 2, "5 to 15": 5, "16 or more": 16}
+#: Share of jobs that waited for longer, in all, than `plait` puts up with where it knows their lengths.
+PAST = "past the bound"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +169,11 @@ def run_case(case: Case, ended: Ended | None = None) -> Done:
     one = cases.Case(case.row.trace, jobs, case.policy, cluster, world, seed=case.seed)
     run = cases.run_case(one, ended=ended)
     figures = {name: float(value) for name in KEPT if isinstance(value := run.summary.get(name), (int, float))}
-    size_of = np.searchsorted(list(SIZES.values()), run.jobs["gpus"], side="right") - 1
+    size_of, waited_s = np.searchsorted(list(SIZES.values()), run.jobs["gpus"], side="right") - 1, run.jobs["queue_s"]
     for size in np.unique(size_of).tolist():
-        figures[list(SIZES)[size]] = float(np.mean(run.jobs["queue_s"][size_of == size]))
+        figures[list(SIZES)[size]] = float(np.mean(waited_s[size_of == size]))
+    bound_s = np.maximum(WAIT_LENGTHS * run.jobs["duration_s"], LEAST_WAIT_S) + 2 * ROUND_S  # decided at the next round
+    figures[PAST] = float(np.mean(waited_s > bound_s))
     return Done(figures, len(jobs), time.process_time() - begin)
 
 
@@ -252,7 +258,7 @@ def compared(row: Row, done: Mapping[Case, Done]) -> tuple[Compared, list[Policy
         max(run.figures["max_queue_s"] for run in runs[ours]) / 3600,
     )  # fmt: skip
     least = min(mean(ours), mean(best))
-    sizes = [size for size in SIZES if all(size in run.figures for run in runs[ours])]
+    sizes = [size for size in (*SIZES, PAST) if all(size in run.figures for run in runs[ours])]
     figures = [
         PolicyFigures(
             row.knows, str(row), policy, mean(policy) / least, {name: mean(policy, name) for name in (*KEPT, *sizes)},
@@ -336,11 +342,12 @@ def by_policy(outcome: EverythingOutcome) -> Iterator[tuple[str, ...]]:
 
 
 def waits(outcome: EverythingOutcome) -> Iterator[tuple[str, ...]]:
-    """Mean hours without GPUs of jobs of each size, means over rows with such jobs, in the order of `by_policy`."""
+    """Mean hours without GPUs of jobs of each size, and the share past the bound, in the order of `by_policy`."""
     for knows, name, *_ in by_policy(outcome):
         some = [one.figures for one in outcome.policies if (one.knows, one.policy) == (knows, name)]
         hours = [[one[size] / 3600 for one in some if size in one] for size in SIZES]
-        yield knows, name, *(f"{np.mean(found):.2f}" if found else "-" for found in hours)
+        past = f"{np.mean([one[PAST] for one in some]):.1%}"
+        yield knows, name, *(f"{np.mean(found):.2f}" if found else "-" for found in hours), past
 
 
 def means(outcome: EverythingOutcome) -> Iterator[tuple[str, ...]]:
@@ -370,10 +377,14 @@ def _sections(outcome: EverythingOutcome) -> Iterator[PaperSection]:
     yield PaperSection.of("means", "Mean over rows", "", MEANS_HEAD, 2, list(means(outcome)))
     by = list(by_policy(outcome))
     yield PaperSection.of("policies", "All policies, over the best of each row", ABOUT_POLICIES, POLICY_HEAD, 2, by)
-    yield PaperSection.of("waits", "Waiting by size", ABOUT_WAITS, ("knows", "policy", *SIZES), 2, list(waits(outcome)))
+    yield PaperSection.of("waits", "Waiting by size", ABOUT_WAITS, WAITS_HEAD, 2, list(waits(outcome)))
 
 
-ABOUT_WAITS = "Hours in which jobs of so many GPUs have none, all waits of a job: means over jobs, seeds and rows."
+WAITS_HEAD = ("knows", "policy", *SIZES, PAST)
+ABOUT_WAITS = (
+    "Hours in which jobs of so many GPUs have none, all waits of a job: means over jobs, seeds and rows. "
+    f"Past the bound: jobs that wait {WAIT_LENGTHS:g} times their length, and {LEAST_WAIT_S / 60:g} minutes or more."
+)
 ABOUT_POLICIES = (
     "Means over rows. Mean, p50, p99 and makespan are over the least of the row; fairness is completion time over that "
     "with an equal share of the cluster; fragmented is the share of GPUs that are free on partly used nodes while jobs "

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plait.core.arrays import FloatArray, IntArray
+from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.jobs import JobTable
 from plait.core.plan import Gate
 from plait.core.policy import View
@@ -43,7 +43,7 @@ def scores(jobs: JobTable) -> IntArray:
 class IndolentPacking:
     """Waiting jobs join running ones of equal size that they hardly slow down; running groups stay."""
 
-    def __call__(self, view: View, order: IntArray) -> Units:
+    def __call__(self, view: View, order: IntArray, _due: BoolArray | None = None) -> Units:
         """Units of running jobs with those that join them, then the waiting jobs alone in `order`."""
         jobs, room = view.jobs, Room.in_view(view)
         units = units_of(view, order[jobs.running[order]])

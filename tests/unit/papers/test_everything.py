@@ -28,6 +28,7 @@ from plait_papers.everything import (
     KEPT,
     OTHERS,
     OURS,
+    PAST,
     RECORDED,
     Case,
     Done,
@@ -37,6 +38,7 @@ from plait_papers.everything import (
     policies_of,
     reproduce_everything,
     rows,
+    run_case,
     table_of,
     waits,
 )
@@ -82,7 +84,7 @@ def test_a_row_compares_with_the_best_mean_of_the_others_on_the_same_seeds() -> 
     hours = dict.fromkeys(OTHERS["predicted"], (9.0, 9.0))
     hours |= {"srsf:knows=predicted": (4.0, 2.0), "srtf:knows=predicted": (1.0, 7.0), OURS["predicted"]: (4.0, 1.0)}
     base = dict.fromkeys(KEPT, 1.0)
-    base |= {"max_queue_s": 7200.0, "16 or more": 3600.0}
+    base |= {"max_queue_s": 7200.0, "16 or more": 3600.0, PAST: 0.25}
     done = {
         Case(row, policy, seed, 10, ""): Done({**base, "avg_jct_s": 3600 * h, "p99_jct_s": h}, 10, 1)
         for policy, both in hours.items() for seed, h in enumerate(both)
@@ -99,7 +101,15 @@ def test_a_row_compares_with_the_best_mean_of_the_others_on_the_same_seeds() -> 
     for one in narrow:
         del one.figures["16 or more"]
     best, *_ = waits(EverythingOutcome.of([], {}, rows=[found], policies=[*figures, *narrow]))
-    assert best == ("predicted", OURS["predicted"], "2.00", "-", "-", "1.00")
+    assert best == ("predicted", OURS["predicted"], "2.00", "-", "-", "1.00", "25.0%")
+
+
+def test_under_plait_nobody_waits_past_the_bound_where_lengths_are_known() -> None:
+    past = [
+        run_case(Case(Row("exact", "recurring", 1.0), text, 0, 150, "")).figures[PAST]
+        for text in ("plait", "fifo-backfill")
+    ]
+    assert past[0] == 0.0 < past[1]
 
 
 def test_the_command_makes_runs_once_and_writes_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
