@@ -84,6 +84,11 @@ SWAP_S = 300.0
 #: No job is short enough to go before others after a shorter wait than this one, seconds.
 LEAST_WAIT_S = 600.0
 
+#: Jobs that waited too long for their length go first on this part of the GPUs, at least the first of them. If all did,
+#: a long queue would run in the order in which they became due, and short jobs wait behind long ones: on eight GPUs
+#: recurring work took 8.8 h on average instead of 6.6 h.
+DUE_SHARE = 0.5
+
 #: Shares of past use are compared so often in a half-life, and after so many seconds at the earliest.
 FAIR_LOOKS, LEAST_FAIR_S = 256, 60.0
 
@@ -222,7 +227,8 @@ class Composed:
     reserve_after_s  a job that waited this long becomes strict, so that narrow jobs cannot starve it; with `preempt` it
                    also goes before all others, and of such jobs the one that has waited the longest
     wait_lengths   a job that waited so many times its own length in all, and `LEAST_WAIT_S`, goes before the others of
-                   its class, too, until it ends or turns out to be longer; for orders that state lengths
+                   its class, too, until it ends or turns out to be longer; for orders that state lengths. Such jobs
+                   have half of the GPUs, and the first of them as many as it needs (`DUE_SHARE`)
     due_run_s      a job that started after `reserve_after_s` stays first until it ran this long, seconds
     quantum_s      how often to decide while jobs wait, for orders that change continuously
     min_run_s      a started job is not preempted before it ran this long
@@ -340,6 +346,10 @@ class Composed:
         due = left_s <= CLOCK_S
         # In the order in which they became due: otherwise jobs that become due later could go first without end.
         since_s = np.where(due, np.where(jobs.running, -math.inf, left_s), 0.0)
+        first = np.flatnonzero(due)[np.argsort(since_s[due], kind="stable")]
+        before = np.cumsum(jobs.gpus[first]) - jobs.gpus[first]
+        due[first[before >= DUE_SHARE * view.node_gpus.sum()]] = False
+        since_s[~due] = 0.0
         until = min(until, _next(np.where(jobs.running, math.inf, view.now_s + left_s), view.now_s))
         return (*urgent, ~due, since_s, *ranking.keys), due, until
 
