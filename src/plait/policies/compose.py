@@ -321,13 +321,13 @@ class Composed:
             plan = self._follow(view, ranking)
         return plan
 
-    def first_in_s(self, jobs: JobTable, ranking: Ranking) -> FloatArray | None:
-        """Seconds of waiting until each job goes first by `wait_lengths`, <= 0: it does; None without that bound."""
-        if ranking.length_s is None or not math.isfinite(self.wait_lengths):
+    def first_in_s(self, jobs: JobTable, length_s: FloatArray | None) -> FloatArray | None:
+        """Seconds of waiting until each job is past the bound of `wait_lengths`, <= 0: it is; None without a bound."""
+        if length_s is None or not math.isfinite(self.wait_lengths):
             return None
         # Time on hold, which mostly precedes the first start, is no wait: jobs behind others would go first at once.
         waited_s = np.where(jobs.starts > 0, jobs.age_s - jobs.run_s, jobs.waiting_s)
-        left_s: FloatArray = np.maximum(self.wait_lengths * ranking.length_s, LEAST_WAIT_S) - waited_s
+        left_s: FloatArray = np.maximum(self.wait_lengths * length_s, LEAST_WAIT_S) - waited_s
         return left_s
 
     def _keys(
@@ -340,7 +340,7 @@ class Composed:
         jobs = view.jobs
         urgent, changes_in_s = self.urgency(jobs)
         until = view.now_s + changes_in_s
-        left_s = self.first_in_s(jobs, ranking)
+        left_s = self.first_in_s(jobs, ranking.length_s)
         if left_s is None:
             return (*urgent, *ranking.keys), np.zeros(len(jobs), dtype=np.bool_), until
         due = left_s <= CLOCK_S

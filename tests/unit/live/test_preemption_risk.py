@@ -73,18 +73,18 @@ def test_a_waiting_job_has_the_time_when_it_goes_first_because_of_its_wait(clust
     c.pass_s(2.0)
     found = c.engine.explain(waits, c.now)
     bound = "it has waited 2 times its length of about 6 min 40 s, and at least 10 min 0 s"
-    assert found.first == f"it goes first in 13 min 18 s, when {bound}"
+    assert found.first == f"it is among the first in 13 min 18 s, when {bound}"
     assert f"  {found.first}" in explanation_lines(found)
     c.now += 800.0
     c.pass_s(1.0)
     assert c.state(waits) == "waiting"
-    assert c.engine.explain(waits, c.now).first == f"it goes first, because {bound}"
+    assert c.engine.explain(waits, c.now).first == f"it is among the first, because {bound}"
 
 
 @pytest.mark.parametrize(
     ("policy", "first"),
     [
-        ("plait:wait_lengths=inf,bound_s=7200", "it goes first in 1 h 59 min, when it has waited 2 h 0 min"),
+        ("plait:wait_lengths=inf,bound_s=7200", "it is among the first in 1 h 59 min, when it has waited 2 h 0 min"),
         ("srsf", None),
     ],
 )

@@ -202,14 +202,14 @@ def _first(ctx: Context, controller: Controller, job: JobRecord, now_s: float) -
     view = controller.view(max(now_s, controller.now_s))
     row, ranking = int(np.searchsorted(view.jobs.number, job.number)), policy.order(view)
     bounds = [(policy.reserve_after_s - float(view.jobs.waiting_s[row]), duration(policy.reserve_after_s))]
-    left_s = policy.first_in_s(view.jobs, ranking) if isinstance(ranking, Ranking) else None
-    if left_s is not None and ranking.length_s is not None:
-        times, length = f"{policy.wait_lengths:g} times its length", duration(ranking.length_s[row])
+    length_s = ranking.length_s if isinstance(ranking, Ranking) else None
+    if length_s is not None and (left_s := policy.first_in_s(view.jobs, length_s)) is not None:
+        times, length = f"{policy.wait_lengths:g} times its length", duration(length_s[row])
         bounds.append((float(left_s[row]), f"{times} of about {length}, and at least {duration(LEAST_WAIT_S)}"))
     in_s, bound = min(bounds)
     if in_s <= CLOCK_S:
-        return f"it goes first, because it has waited {bound}"
-    return f"it goes first in {duration(in_s)}, when it has waited {bound}" if math.isfinite(in_s) else None
+        return f"it is among the first, because it has waited {bound}"
+    return f"it is among the first in {duration(in_s)}, when it has waited {bound}" if math.isfinite(in_s) else None
 
 
 def _starting(ctx: Context, job: JobRecord) -> str:
