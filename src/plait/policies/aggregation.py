@@ -19,7 +19,7 @@ from plait.core.errors import InputError
 from plait.core.ina_request import TREES, InaRequest
 from plait.core.jobs import JobStatus
 from plait.core.network_grants import NetworkGrant, by_job
-from plait.core.plan import Plan
+from plait.core.plan import Groups, Plan
 from plait.core.policy import DEADLINE, Policy, UsesRequests, View, has_guests, has_preemption, layers
 from plait.core.resources import Resource
 from plait.network.fluid.exchanges import Exchange, prepared
@@ -422,7 +422,7 @@ class WithAggregation:
         return memory, grants
 
     def _without_required(self, view: View, plan: Plan, notes: Mapping[int, str]) -> Plan:
-        """The plan without groups of jobs that require aggregation and do not get it: these wait."""
+        """The plan without jobs that require aggregation and do not get it: these wait, and mates run on."""
         granted = {grant.job for grant in plan.grants}
         row = {number: i for i, number in enumerate(view.jobs.number.tolist())}
         held = {
@@ -431,14 +431,10 @@ class WithAggregation:
             if number not in granted and view.jobs[row[number]].spec.ina.required
         }
         if held:
-            group = plan.groups.group_of_member()
-            out = {int(g) for g, job in zip(group, plan.groups.jobs.tolist(), strict=True) if job in held}
-            keep = np.array([g for g in range(len(plan.groups)) if g not in out], dtype=np.int64)
-            gone = set(plan.groups.jobs.tolist()) - set(plan.groups[keep].jobs.tolist())
-            beside = dict.fromkeys(gone - set(held), "shares its GPUs with a job that requires aggregation in switches")
+            rest = ((group, tuple(m for m in group.members if m.job not in held)) for group in plan.groups)
             plan = replace(
-                plan, groups=plan.groups[keep], reasons={**plan.reasons, **beside, **held},
-                grants=tuple(grant for grant in plan.grants if grant.job not in gone),
+                plan, groups=Groups.of(replace(group, members=members) for group, members in rest if members),
+                reasons={**plan.reasons, **held},
             )  # fmt: skip
         running = set(plan.groups.jobs.tolist())
         return replace(plan, network_notes={job: why for job, why in notes.items() if job in running})

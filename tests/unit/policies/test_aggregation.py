@@ -19,6 +19,7 @@ from plait.core.jobs import JobBatch, JobSpec
 from plait.core.network_grants import NetworkGrant, by_job
 from plait.core.plan import Group, Member, Plan
 from plait.core.policy import View
+from plait.core.resources import StageProfile
 from plait.network.fluid.granted import granted_exchange
 from plait.network.memory.records import Request
 from plait.network.topology.paths import Graph
@@ -114,6 +115,16 @@ def test_who_does_not_ask_gets_nothing_and_who_must_have_it_waits() -> None:
     assert controller.grants == ()
     assert controller.running.jobs.tolist() == [0, 1]
     assert "requires aggregation in switches: asks for esa; the switches run atp" in str(controller.waiting_reason(2))
+
+
+def test_the_mate_of_a_job_that_waits_for_a_switch_runs_on() -> None:
+    stages = StageProfile.of(storage=0.9, gpu=0.1), StageProfile.of(gpu=0.9, cpu=0.1)
+    some = {"gpus": 32, "iterations": 1000, "iteration_s": 1.0, "gradient_bytes": 1e6}
+    jobs = [JobSpec(id=f"j{i}", profile=stages[i % 2], **some) for i in range(8)]
+    for mates in ({0, 1}, {0}):
+        controller = decided("plait:guests=0,ina=atp", JobBatch.of(jobs))
+        assert set(controller.running.jobs.tolist()) == mates
+        jobs[1] = replace(jobs[1], ina=InaRequest("require", protocol="esa"))
 
 
 def test_a_lost_switch_takes_its_grants_and_gives_them_anew() -> None:
