@@ -25,6 +25,8 @@ from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.measured import differs
 from plait.live.service.http.bodies import JOB, Invalid, parse
 from plait.live.service.warmup import warm_up
+from plait.policies import predicted as predictions
+from plait.policies.predicted import lives
 from plait.runtime.page import Page
 
 Make = Callable[..., Cluster]
@@ -320,6 +322,13 @@ def test_the_service_compiles_what_adaptive_jobs_need_where_the_policy_is_for_th
     assert not fitted
     warm_up("pollux")
     assert len(fitted) == 1
+
+
+def test_the_service_compiles_what_predicts_jobs_of_unknown_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    predicted = []
+    monkeypatch.setattr(predictions, "lives", lambda jobs, alike: predicted.append(len(jobs)) or lives(jobs, alike))
+    warm_up("plait")
+    assert predicted == [2, 1], "before and after one has ended"
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,11 @@ def warm_up(policy: str) -> None:
 
 
 def _decide(policy: str) -> Policy:
-    """Let a policy decide about two jobs on one GPU, or on two nodes; returns it."""
+    """Let a policy decide about two jobs on one GPU, or on two nodes, until one has ended; returns it."""
+    import numpy as np
+
     from plait.control.controller import Controller
-    from plait.control.messages import JobSubmitted, ReplanDue
+    from plait.control.messages import JobFinished, JobSubmitted, ProgressReported, ReplanDue
     from plait.core.cluster import Cluster
     from plait.core.jobs import JobBatch, JobSpec
     from plait.core.policy import has_grants
@@ -75,7 +77,14 @@ def _decide(policy: str) -> Policy:
     controller = Controller(chosen, cluster)
     stages = (StageProfile.of(cpu=0.2, gpu=0.1), StageProfile.of(cpu=0.1, gpu=0.2))
     gpus = 2 if granting else 1
-    specs = [JobSpec(id=f"warm-{i}", gpus=gpus, iterations=10, profile=stage) for i, stage in enumerate(stages)]
+    length = 10.0, None  # the second one's is unknown: then some policies predict it
+    specs = [JobSpec(id=f"warm-{i}", gpus=gpus, iterations=length[i], profile=stages[i]) for i in range(2)]
     controller.handle(JobSubmitted(0.0, 0, JobBatch.of(specs)))
     controller.handle(ReplanDue(0.0))
+    jobs = controller.running.jobs
+    if len(jobs):
+        done = np.ones(len(jobs))
+        controller.handle(ProgressReported(1.0, jobs, done, done, done, done))
+        controller.handle(JobFinished(1.0, jobs[:1], done[:1]))
+        controller.handle(ReplanDue(1.0))
     return controller.policy
