@@ -53,7 +53,7 @@ def decisions(service: Client) -> int:
     return sum(step["event"]["type"] == "ReplanDue" for step in service.all_events())
 
 
-@pytest.mark.parametrize("policy", ["tiresias-l", "muri-l", "srsf", "fifo-backfill", "gandiva"])
+@pytest.mark.parametrize("policy", ["plait", "tiresias-l", "muri-l", "srsf", "fifo-backfill", "gandiva"])
 def test_gpus_that_become_free_are_held_for_the_first_of_the_queue(policy: str, tmp_path: Path) -> None:
     options = {"round": 0.2, "policy": policy}
     with Cluster(tmp_path / "home", nodes=1, slots=2, options=options) as cluster, cluster.client() as service:

@@ -75,14 +75,22 @@ from plait.control.plan_check.grants import (
     refuse_missing_grants,
     still_granted,
 )
-from plait.control.usage import note_paces, note_slow_progress, note_slow_steps, updated, updated_figures, without_gpus
+from plait.control.usage import (
+    note_paces,
+    note_peaks,
+    note_slow_progress,
+    note_slow_steps,
+    updated,
+    updated_figures,
+    without_gpus,
+)
 from plait.core.arrays import NO_JOBS, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError, PlanError
 from plait.core.jobs import TRANSITIONS, Checkpoints, JobTable, Phase
 from plait.core.network_grants import NetworkFigures, NetworkGrant
 from plait.core.plan import NO_GROUPS, TURN, Gate, Groups, NodeReservation, Plan, Reservation
-from plait.core.policy import Policy, Usage, View, has_preemption, layers, memory_kept, tries_placements
+from plait.core.policy import Policy, Usage, View, has_groups, has_preemption, layers, memory_kept, tries_placements
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
 from plait.core.resources import Resource
 from plait.core.words import counted, noted
@@ -388,6 +396,8 @@ class Controller:
         columns = self.job_store.columns
         self.usage = updated(self.usage, event, self.cluster.gpus, columns["running_group"])
         self.changed |= note_slow_steps(event, columns, self.running)
+        if has_groups(self.policy):
+            self.changed |= note_peaks(event, self.job_store, self.running, self.cluster)
         return ()
 
     def _on_network_reported(self, event: NetworkReported) -> Sequence[Command]:

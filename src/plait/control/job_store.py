@@ -71,7 +71,7 @@ _DERIVED = ("gpu_kinds", "kinds")
 #: columns that are left out of snapshots as long as no job has a value
 _RARE = ("slow_since_s", "packed_s", "spread_s")
 #: columns of the spec that what was measured replaces
-_MEASURED = ("iteration_s", "checkpoints", "restart_s")
+_MEASURED = ("iteration_s", "checkpoints", "restart_s", "gpu_memory_bytes")
 #: one flag for all jobs: whether the column differs from its default anywhere, so empty columns are skipped
 _FLAGS = ("has_demands", "has_kinds", "has_losses")
 
@@ -130,6 +130,7 @@ class JobStore:
         same = jobs[columns["gpus"][jobs] == batch.gpus]
         kept = [(name, jobs) for name in ("checkpoints", "restart_s", "goodput", "pending_since_s")]
         kept += [(name, same) for name in ("iteration_s", "stage_s")]
+        kept.append(("gpu_memory_bytes", jobs[batch.gpu_memory_bytes == 0]))
         values = [columns[name][rows] for name, rows in kept]
         self._place(jobs, batch)
         for (name, rows), value in zip(kept, values, strict=True):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from plait.control.job_store import JobStore
 from plait.control.messages import NetworkReported, ProgressReported, UsageReported
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
@@ -21,6 +22,7 @@ from plait.core.network_grants import NetworkFigures
 from plait.core.plan import Groups
 from plait.core.policy import Usage
 from plait.placement.kernels import mark_spread
+from plait.sharing.memory_law import HEADROOM, LEAST_HEADROOM_BYTES
 
 _OF_GPUS = {"utilisation": "gpu_utilisation", "memory_bytes": "gpu_memory_bytes"}
 _OF_JOBS = tuple(field.name for field in fields(Usage) if field.name not in (*_OF_GPUS, "jobs"))
@@ -174,6 +176,26 @@ def note_slow_guests(
             run = ran_s[i] - run_s[job]
             work = (done[i] - iterations_done[job]) * iteration_s[job]
             slow_since_s[job] = at_s - run if work < SLOW_SPEED * run else at_s
+
+
+def note_peaks(event: UsageReported, store: JobStore, running: Groups, cluster: Cluster) -> bool:
+    """Note what jobs need of a GPU's memory that did not state it, as the most that was measured, with headroom.
+
+    No more than each GPU of the kind has that they ran on: otherwise they would find none. Returns whether one needs
+    more than was known.
+    """
+    known, news = store.columns["gpu_memory_bytes"], False
+    peaks = event.peak_bytes + np.nan_to_num(event.spill_bytes)
+    peaks += np.maximum(HEADROOM * peaks, LEAST_HEADROOM_BYTES)
+    for job, peak in zip(event.jobs.tolist(), peaks.tolist(), strict=True):
+        group = store.columns["running_group"][job]
+        if group < 0 or not peak > known[job] or store.spec(job).gpu_memory_bytes:
+            continue
+        gpus = running.gpus[running.first_gpu[group] : running.first_gpu[group + 1]]
+        kinds = cluster.node_kind[cluster.gpu_node[gpus]]
+        before, known[job] = known[job], min(peak, cluster.kind_gpu_memory_bytes[kinds].min())
+        news |= known[job] > before
+    return news
 
 
 def _guests(jobs: IntArray, columns: Mapping[str, Any], running: Groups) -> BoolArray:

@@ -185,6 +185,11 @@ def has_guests(policy: Policy) -> bool:
     return bool(getattr(policy, "guests", False))  # asked at each decision: checks of protocols are slow
 
 
+def has_groups(policy: Policy) -> bool:
+    """Whether the policy lets jobs take turns on GPUs, as far as its attribute `group` or `share` declares."""
+    return any(getattr(one, name, None) is not None for one in layers(policy) for name in ("group", "share"))
+
+
 @runtime_checkable
 class Preempts(Protocol):
     """A policy that declares whether it stops jobs for jobs ahead of them. Optional: others do not.

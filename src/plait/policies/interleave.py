@@ -527,13 +527,21 @@ def buckets(view: View, room: Room, max_jobs: int) -> IntArray:
     Of these are more than `max_jobs` jobs that may not be stopped and already share: placement leaves them together.
     """
     jobs, kept = view.jobs, view.keeps
-    apart = np.isnan(jobs.stage_s[:, 0]) | np.isnan(jobs.iteration_s)
+    apart = np.isnan(jobs.stage_s[:, 0]) | np.isnan(jobs.iteration_s) | memory_unknown(view)
     if max_jobs == 1:
         apart[:] = True
     elif kept.any:
         mates = np.bincount(jobs.running_group[kept.rows])
         apart[kept.rows] |= mates[jobs.running_group[kept.rows]] > max_jobs
     return np.where(apart, -1, room.of * _WIDEST + jobs.gpus)
+
+
+def memory_unknown(view: View) -> BoolArray:
+    """Whether each job may get GPUs whose memory is known, and its own need is neither stated nor measured."""
+    limited = np.isfinite(view.cluster.kind_gpu_memory_bytes)
+    known = allowed_kinds(view) & int((limited << np.arange(len(limited))).sum())
+    unknown: BoolArray = (known != 0) & (view.jobs.gpu_memory_bytes == 0)
+    return unknown
 
 
 def traits_of(view: View, rows: IntArray) -> list[SharingTraits]:

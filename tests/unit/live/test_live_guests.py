@@ -226,6 +226,18 @@ def test_what_agents_measure_is_in_the_view_and_the_log_does_not_grow_by_it(shar
     assert shared.engine.state.controller.view().usage.utilisation.tolist() == [0.9]
 
 
+def test_a_gpu_that_a_job_has_for_itself_shows_what_it_needs_once_it_has_run_for_a_minute(cluster: Make) -> None:
+    c = cluster((), policy="plait")
+    node = Node(c, "n0", 1)
+    node.info, c.nodes = replace(node.info, gpu_memory_bytes=80 * GB), [node]
+    c.submit({"profile": {"cpu": 0.2, "gpu": 0.1}}, {"profile": {"gpu": 0.2, "cpu": 0.1}, "gpu_memory": 20 * GB})
+    for seconds, used_gb, known_gb in ((30, 2, 0), (45, 30, 31.5), (20, 60, 31.5)):  # of that a mate may have 25 GB
+        node.usage = Usage(means=[GpuMean(0.5, used_gb * GB)])
+        c.pass_s(seconds)
+        assert c.engine.state.controller.job_store.columns["gpu_memory_bytes"][0] == known_gb * GB
+        assert sorted(runs(node)) == ([0, 1] if known_gb else [0])
+
+
 def test_a_guest_that_gets_nothing_is_seen_to_stand_still(shared: Cluster) -> None:
     shared.nodes[0].report(1, held_s=30.0)  # it has not made one step yet
     shared.pass_s(11.0)

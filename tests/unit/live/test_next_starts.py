@@ -21,7 +21,7 @@ from plait.live.scheduler.explain.next_starts import Release, next_starts, start
 from plait.policies.catalog import make_policy
 from reference.plain_list_schedule import Queue, Waiter
 
-POLICIES = ("fifo", "fifo-backfill", "tiresias-l", "srsf", "muri-l", "drf", "antman", "fifo-backfill:quota=a=6/b=6")
+POLICIES = ("fifo", "plait", "tiresias-l", "srsf", "muri-l", "drf", "antman", "fifo-backfill:quota=a=6/b=6")
 
 
 def spec(i: int, gpus: int, rng: Any, **more: Any) -> JobSpec:

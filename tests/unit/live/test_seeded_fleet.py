@@ -19,7 +19,7 @@ from plait.outlook.log_replay import replay, stored_rows
 from plait.testing.fleet import Disk, Fleet, MemoryDisk, Process, Program, SimulatedAgent
 
 GPUS, NODES = 4, 3
-POLICIES = ("fifo-backfill", "tiresias-l", "muri-l:quantum_s=5", "pollux", "antman", "las:quantum_s=5")
+POLICIES = ("fifo-backfill", "tiresias-l", "plait", "muri-l:quantum_s=5", "pollux", "antman", "las:quantum_s=5")
 BATCH = {"initial": 32, "most": 128, "least_local": 8, "most_local": 64, "accumulation": True}
 #: Hash of (seq, at_s, type, jobs) of all entries by seed, after `LENGTH_S` seconds: what happened, without its words.
 LENGTH_S = 100.0

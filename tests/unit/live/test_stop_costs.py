@@ -20,7 +20,7 @@ from plait.testing.fleet import Fleet, Program, SimulatedAgent
 PLAIN = Program(steps=1, pace_s=10.0, plain=True)
 ATTACHED = Program(steps=20, pace_s=0.5, boot_s=1.0, stop_s=0.5)
 #: Those that take turns in time, each in its own way; that all others keep to it too is in the contract suite.
-POLICIES = ("muri-l", "muri-s", "tiresias-l", "2d-las:quantum_s=1", "gandiva:slice_s=1", "themis:lease_s=1", "sia")
+POLICIES = ("plait", "muri-l", "tiresias-l", "2d-las:quantum_s=1", "gandiva:slice_s=1", "themis:lease_s=1", "sia")
 Make = Callable[..., Fleet]
 
 

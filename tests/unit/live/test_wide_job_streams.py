@@ -140,7 +140,7 @@ STREAMS: dict[str, tuple[dict[float, Callable[[Stream], object]], float]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", ["tiresias-l", "muri-l", "srsf", "pollux", "antman"])
+@pytest.mark.parametrize("policy", ["plait", "tiresias-l", "muri-l", "srsf", "pollux", "antman"])
 @pytest.mark.parametrize("name", STREAMS)
 def test_the_first_of_the_queue_waits_for_those_that_ran_before_it_alone(
     name: str, policy: str, tmp_path: Path
@@ -177,7 +177,7 @@ def wide_behind_two(cluster: Make, policy: str = "tiresias-l", **options: object
     return c
 
 
-@pytest.mark.parametrize("policy", ["tiresias-l", "muri-l", "srsf", "fifo-backfill", "gandiva", "antman"])
+@pytest.mark.parametrize("policy", ["plait", "tiresias-l", "muri-l", "srsf", "fifo-backfill", "gandiva", "antman"])
 def test_a_later_job_does_not_take_the_gpu_that_the_first_needs(cluster: Make, policy: str) -> None:
     c = wide_behind_two(cluster, policy)
     assert [c.state(job) for job in range(4)] == ["finished", "running", "waiting", "waiting"]

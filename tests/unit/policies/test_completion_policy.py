@@ -17,9 +17,11 @@ from plait.control.messages import (
     JobProfiled,
     JobSubmitted,
     Launch,
+    NodeLost,
     ProgressReported,
     ReplanDue,
     Stop,
+    UsageReported,
 )
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
@@ -156,6 +158,26 @@ def test_a_trial_is_where_memory_is_known_to_fit_and_ends_though_nothing_was_mea
     assert len(controller.running.jobs) == together
     controller.handle(ReplanDue(121.0))
     assert [g.guest for g in controller.running] == [False, True][:together]
+
+
+@pytest.mark.parametrize("policy", ["plait", "plait:guests=0", "muri-s"])
+def test_a_job_whose_memory_is_unknown_shares_no_gpu_of_known_memory_until_its_peak_was_measured(policy):
+    """One of two nodes is lost, and others wait. Jobs of 50 GB do not fit into 80 GB, with headroom not even 39 GB."""
+
+    def together(*peaks_gb: float, declared_gb: float = 0.0, memory_gb: int = 80) -> int:
+        controller = Controller(make_policy(policy), Cluster.of(2, 1, gpu_memory_bytes=memory_gb * 10**9))
+        jobs = [replace(job(i, profile=p), gpu_memory_bytes=declared_gb * 1e9) for i, p in enumerate((STORAGE, GPU))]
+        controller.handle(JobSubmitted(0.0, 0, JobBatch.of([*jobs, *(job(i, work_s=1e4) for i in range(2, 8))])))
+        controller.handle(ReplanDue(0.0))
+        numbers, unknown, peaks = np.arange(len(peaks_gb)), np.full(len(peaks_gb), np.nan), np.array(peaks_gb) * 1e9
+        controller.handle(UsageReported(9.0, unknown[:0], unknown[:0], numbers, unknown, peaks, unknown, unknown))
+        controller.handle(NodeLost(10.0, controller.cluster.nodes[1].id))
+        controller.handle(ReplanDue(10.0))
+        return len(controller.running.jobs)
+
+    assert (together(), together(30), together(50, 50), together(39, 39), together(30, 30)) == (1, 1, 1, 1, 2)
+    assert (together(declared_gb=50), together(declared_gb=39), together(50, 50, declared_gb=30)) == (1, 2, 2)
+    assert together(memory_gb=0) == 2, "slots and GPUs of unknown memory are shared at once"
 
 
 def test_jobs_that_placement_leaves_together_stay_host_and_guest():

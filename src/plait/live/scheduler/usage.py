@@ -15,7 +15,7 @@ import numpy as np
 from plait.control.messages import NetworkReported, UsageReported
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.jobs import Phase
-from plait.core.policy import Usage, has_guests
+from plait.core.policy import Usage, has_groups, has_guests
 from plait.live.protocol.wire import RUNNING, Seen
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.records.attempts import Attempt
@@ -24,6 +24,8 @@ from plait.live.scheduler.records.attempts import Attempt
 DRIFT_UTILISATION, DRIFT = 0.05, 0.1
 #: The same of exchanges: a difference of shares; rates change by the fraction above.
 DRIFT_SHARE = 0.02
+#: A GPU that a job has for itself shows what the job needs once it has run for so many seconds.
+FILLED_S = 60.0
 #: A guest that its runner throttles runs if it is not frozen for this part of the time.
 RUNS_DUTY = 0.01
 #: Columns of a job in a report, in this order.
@@ -36,7 +38,7 @@ def report_usage(ctx: Context) -> bool:
     Returns whether there was one.
     """
     controller, policy = ctx.state.controller, ctx.state.policy
-    if controller is None or policy is None or not has_guests(policy):
+    if controller is None or policy is None or not (has_guests(policy) or has_groups(policy)):
         return False
     utilisation, memory_bytes = _of_gpus(ctx)
     jobs, figures = _of_jobs(ctx)
@@ -77,14 +79,14 @@ def _of_jobs(ctx: Context) -> tuple[IntArray, FloatArray]:
         for number in sorted(ctx.state.live)
         if (attempt := ctx.state.jobs[number].live) is not None
         and ctx.state.jobs[number].admitted
-        and (figures := _figures(attempt)) is not None
+        and (figures := _figures(ctx, attempt)) is not None
     ]
     numbers = np.array([number for number, _ in rows], dtype=np.int64)
     return numbers, np.array([figures for _, figures in rows], dtype=float).reshape(-1, len(COLUMNS))
 
 
-def _figures(attempt: Attempt) -> tuple[float, float, float, float] | None:
-    """Seconds of a step, and bytes of its fullest process; None if nothing is known.
+def _figures(ctx: Context, attempt: Attempt) -> tuple[float, float, float, float] | None:
+    """Seconds of a step, and bytes of its fullest process or of its fullest GPU; None if nothing is known.
 
     A guest that gets nothing makes no steps: its step is then at least as long as it has waited for the end of one.
     """
@@ -93,10 +95,26 @@ def _figures(attempt: Attempt) -> tuple[float, float, float, float] | None:
     memory = [seen.memory for seen in running if seen.memory is not None]
     if attempt.guest:
         steps += [seen.held_s - (seen.last_step_s or 0.0) for seen in running if seen.held_s > 0 and not _runs(seen)]
-    if not steps and not memory:
-        return None
     largest = [max((getattr(m, name) for m in memory), default=math.nan) for name in COLUMNS[1:]]
-    return max(steps, default=math.nan), largest[0], largest[1], largest[2]
+    peak_bytes = largest[0] if memory or not running else _used_alone(ctx, attempt)
+    if not steps and math.isnan(peak_bytes):
+        return None
+    return max(steps, default=math.nan), peak_bytes, largest[1], largest[2]
+
+
+def _used_alone(ctx: Context, attempt: Attempt) -> float:
+    """Bytes in use of the fullest GPU of an attempt whose need is unknown; NaN if others share it or nothing is known.
+
+    Afterwards nothing is read: when the mates of a job end, their memory is still in the next report.
+    """
+    state, controller = ctx.state, ctx.state.controller
+    group, shared = state.groups.group_of(attempt), state.groups.shared.keys() & set(attempt.gpus)
+    known = controller is None or controller.job_store.columns["gpu_memory_bytes"][attempt.job] > 0
+    alone = group is not None and len(group.members) == 1 and not (attempt.guest or shared)
+    if known or not alone or ctx.now_s < attempt.began_s + FILLED_S:
+        return math.nan
+    seen = [mean for r in attempt.ranks for mean in state.nodes[r.node].usage.means[r.gpu : r.gpu + 1]]
+    return max((mean.memory_bytes for mean in seen if mean.memory_bytes and mean.utilisation), default=math.nan)
 
 
 def _runs(seen: Seen) -> bool:
