@@ -12,7 +12,7 @@ import pytest
 from plait.core.errors import InputError
 from plait.live.backends import base, registry
 from plait.live.layout import Layout, make_private
-from plait.live.supervisor.options import pairs
+from plait.live.supervisor.options import and_remembered, pairs, remember
 
 
 class Foreign:
@@ -70,6 +70,16 @@ def test_options_for_a_backend_have_a_name_and_a_value() -> None:
     for wrong in ("partition", "=gpu", "port=80"):
         with pytest.raises(InputError, match="write for example: -o partition=gpu"):
             pairs([wrong])
+
+
+def test_what_another_backend_was_given_is_forgotten_and_an_empty_value_takes_an_option_back(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    make_private(layout.options_file().parent)
+    remember(layout, {"port": 80, "nodes": 2, "max-nodes": "4", "delay": "30"})
+    assert and_remembered(layout, {"max-nodes": "", "backend": "local"}) == {
+        "port": 80, "nodes": 2, "delay": "30", "backend": "local"
+    }  # fmt: skip
+    assert and_remembered(layout, {"backend": "slurm"}) == {"port": 80, "backend": "slurm"}
 
 
 def test_numbers_may_come_as_text(tmp_path: Path) -> None:

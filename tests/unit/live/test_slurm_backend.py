@@ -165,6 +165,8 @@ def test_nodes_with_jobs_are_emptied_when_jobs_are_worth_fewer_those_with_least_
     assert plan_allocations(three, 4, FOUR) == Moves()
     assert plan_allocations(three, 8, FOUR, empty=True) == Moves(drain=(2,))
     assert plan_allocations(three, 4, FOUR, empty=True) == Moves(drain=(2, 3))
+    asked = [three[0], up(2, used=1, refused=2), up(3, used=2, refused=1)]  # of jobs that cannot resume
+    assert plan_allocations(asked, 4, FOUR, empty=True) == Moves(drain=(1, 3))
     idle = up(4, used=0, idle_s=61.0)
     assert plan_allocations([*three, idle], 12, AllocationLimits(4, 0, 4, 60.0), empty=True) == Moves(drain=(4,))
     assert plan_allocations(three, 4, AllocationLimits(4, 3, 3, 60.0), empty=True) == Moves()
@@ -267,8 +269,8 @@ class FakeService:
         self.there: dict[str, NodeRow] = {}
         self.wanted, self.wanted_by = 0, "jobs"
         self.told: list[tuple[str, str]] = []
-        #: A job that would lose work if its node was drained.
-        self.keeps = ""
+        #: Nodes with a job that would lose work if they were drained.
+        self.keeps: set[str] = set()
 
     def join(self, name, ours=True, **changes):
         folder = self.layout.node(name)
@@ -286,8 +288,8 @@ class FakeService:
         return list(self.there.values())
 
     def drain(self, node, *, may_lose_work=False):
-        if self.keeps and not may_lose_work:
-            raise Refused(f"{self.keeps} would lose 3 h 20 min of work; nothing was done", 409)
+        if node in self.keeps and not may_lose_work:
+            raise Refused("j-3 would lose 3 h 20 min of work; nothing was done", 409)
         self.told.append(("drain", node))
         self.change(node, drained=True)
 
@@ -360,15 +362,15 @@ def test_a_node_whose_job_would_lose_work_is_not_given_back_before_it_has_ended(
     for job, used in ((11, 4), (12, 1)):
         slurm.there[job] = Job(job, RUNNING, "RUNNING", "", f"n{job}", now[0])
         service.join(f"n{job}-{job}", gpus_used=used)
-    service.wanted_by, service.wanted, service.keeps = "policy", 4, "j-3"
+    service.wanted_by, service.wanted, service.keeps = "policy", 4, {"n12-12"}
     for _ in range(6):
         now[0] += 20.0
         said += backend.maintain(service)
-    assert said == ["node n12-12 is not given back yet: j-3 would lose 3 h 20 min of work; nothing was done"]
+    assert said == [
+        "node n12-12 is not given back yet: j-3 would lose 3 h 20 min of work; nothing was done",
+        "node n11-11 is drained, to be given back to Slurm",
+    ]
     assert not service.there["n12-12"].drained
-    service.keeps = ""
-    now[0] += 20.0
-    assert backend.maintain(service) == ["node n12-12 is drained, to be given back to Slurm"]
 
 
 def test_an_allocation_of_a_version_without_marks_is_kept(world):

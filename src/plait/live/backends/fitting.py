@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ class Held:
 
     `joined`: its agent works. `drained`: its node takes no new work. `used`: GPUs in use. `idle_s`: for how long none
     was. `silent_s`: for how long its agent has been silent, inf = it never joined. `left_s`: until its time limit; at
-    `replace_s` before that another one is to take its place.
+    `replace_s` before that another one is to take its place. `refused`: how often draining it was.
     """
 
     job: int
@@ -52,6 +53,7 @@ class Held:
     age_s: float = 0.0
     left_s: float = math.inf
     replace_s: float = 0.0
+    refused: int = 0
 
     @property
     def stuck(self) -> bool:
@@ -84,6 +86,7 @@ def plan_allocations(held: Sequence[Held], wanted_gpus: int, limits: AllocationL
     there more than `max_nodes`); it is drained once the others suffice. Allocations that are no longer wanted are
     withdrawn from the queue first, then drained when idle for long enough; drained and empty ones are released.
     `empty`: nodes with jobs may be drained too, nodes with the fewest GPUs in use first; their jobs continue elsewhere.
+    Each refusal puts a node behind the others: the one with the fewest may have the only job that cannot resume.
 
     >>> plan_allocations([], 9, AllocationLimits(gpus=4, max_nodes=2))
     Moves(submit=2, cancel=(), drain=(), release=(), end=())
@@ -101,7 +104,7 @@ def plan_allocations(held: Sequence[Held], wanted_gpus: int, limits: AllocationL
     going = sorted(idle, key=lambda one: (-one.idle_s, one.job))[: max(surplus, 0)]
     if empty:
         busy = [one for one in fresh if one.joined and one not in going]
-        going += sorted(busy, key=lambda one: (one.used, one.job))[: max(surplus - len(going), 0)]
+        going += sorted(busy, key=lambda one: (one.refused, one.used, one.job))[: max(surplus - len(going), 0)]
     return Moves(
         submit=max(-surplus, 0),
         cancel=tuple(one.job for one in unwanted),
@@ -126,7 +129,7 @@ class Fitting:
         self.layout, self.clock, self._owner = layout, clock, owner
         self._idle: dict[int, float] = {}
         self._fewer_s = math.inf
-        self._kept: set[str] = set()
+        self._refused = Counter[str]()
 
     def held(self, number: int, node: NodeRow | None) -> Held:
         """A node that runs, or starts if the service has no row of it; to be called at each look."""
@@ -141,7 +144,8 @@ class Fitting:
         else:
             self._idle.pop(number, None)
         drained = node.drained or node.state in ("leaving", "left")
-        return Held(number, RUNNING, works, drained, node.gpus_used, idle_s, node.silent_s)
+        seen = (node.gpus_used, idle_s, node.silent_s)
+        return Held(number, RUNNING, works, drained, *seen, refused=self._refused[node.id])
 
     def moves(self, wanted: WantedGpus, held: Sequence[Held], limits: AllocationLimits) -> Moves:
         """The plan for these allocations; it may empty nodes once the policy has long valued jobs at fewer."""
@@ -162,9 +166,9 @@ class Fitting:
             service.drain(name)
         except (Refused, OSError) as error:  # a job there would lose its work: the node is kept until it has ended
             self.mark(name).unlink(missing_ok=True)
-            news, self._kept = name not in self._kept, self._kept | {name}
-            return [f"node {name} is not given back yet: {error}"] * news
-        self._kept.discard(name)
+            self._refused[name] += 1
+            return [f"node {name} is not given back yet: {error}"] * (self._refused[name] == 1)
+        del self._refused[name]
         return [f"node {name} is drained, to be given back{self._owner}"]
 
     def forget(self, service: Client, names: Iterable[str]) -> None:

@@ -61,6 +61,15 @@ def remembered(layout: Layout, name: str = FIRST) -> dict[str, Any]:
     return {k: v for k, v in found.items() if k not in ("policy", "may-lose-work", _DOWN)}
 
 
+def and_remembered(layout: Layout, given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` and what was given before. `-o NAME=` takes an option back, another backend all but the service's."""
+    last, backends = remembered(layout), for_backend(given)
+    before = last.get("backend", "local")
+    if given.get("backend", before) != before:
+        last = {name: value for name, value in last.items() if name in SERVICE_OPTIONS}
+    return {name: value for name, value in {**last, **given}.items() if value != "" or name not in backends}
+
+
 def remembered_backend(layout: Layout, stop_grace_s: float = STOP_GRACE_S) -> NodeBackend:
     """The backend by which this home's nodes were started last."""
     return open_backend(layout, for_backend(remembered(layout)), stop_grace_s)

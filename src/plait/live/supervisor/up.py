@@ -27,7 +27,7 @@ from plait.live.notes import note
 from plait.live.protocol.leases import LEASE_SHARE, LOST_S, check_lease
 from plait.live.supervisor import daemon
 from plait.live.supervisor.down import stop
-from plait.live.supervisor.options import for_backend, remember, remember_down, remembered, was_up
+from plait.live.supervisor.options import and_remembered, for_backend, remember, remember_down, remembered, was_up
 from plait.live.supervisor.services import (
     IDLE_S,
     LOOK_S,
@@ -74,7 +74,7 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     refuse_taken_port(given.get("port"), given.get("host"))
     if make_private(layout.home).stat().st_mode & 0o066:
         note(f"other users can look into {layout.home}; close it with: chmod 700 {layout.home}")
-    options = {**remembered(layout), **given}
+    options = and_remembered(layout, given)
     unknown = sorted(for_backend(given).keys() - {*UP_OPTIONS, *PAIRS})
     if unknown and options.get("backend", "local") == "local":
         raise InputError(f"no option {unknown[0]!r} of nodes on this machine; there are: {', '.join(PAIRS)}")
