@@ -23,8 +23,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "plait"))
 compiled_once.compile_once()
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Tests here start processes, and what those do within a second depends on what else runs on the machine.
-OF_PROCESSES = tuple(str(ROOT / "tests" / name) for name in ("live", "gpu", "unit/live", "unit/training"))
+#: Tests here start processes or a service, and what those do within a second depends on what else runs on the machine.
+OF_PROCESSES = tuple(
+    str(ROOT / "tests" / name) for name in ("live", "gpu", "unit/cli", "unit/dashboard", "unit/live", "unit/training")
+)
 _kill = os.kill
 
 
