@@ -117,6 +117,7 @@ def test_noise_and_part_of_the_jobs(plait, data):
         (["--data", "empty"], "nothing to run: empty has none of the files"),
         (["--data", "data", "--figure", "7"], "unknown figure '7'"),
         (["--data", "data", "--figure", "testbed"], "left out without testbed/SRTF-job.csv"),
+        (["--data", "empty", "--figure", "themis"], "Themis is left out without whole traces of figure 10"),
         (["--data", "data", "--matching", "exct"], "did you mean 'exact'?"),
         (["--data", "data", "--jobs", "0"], "--jobs must be at least 1"),
         (["--data", "data", "--figure", "9", "--processes", "0"], "processes must be at least 1"),

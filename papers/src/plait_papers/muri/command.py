@@ -174,7 +174,8 @@ class _Asked:
         self.tables = "tables" in keys and self._there("tables 4 and 5", bool(names), names)
         self.over_time = "8" in keys and self._there("figure 8", bool(names), names)
         self.models = "table1" in keys
-        self.themis = "themis" in keys and request.jobs is None and bool(themis_cases(self.bed))
+        cells = themis_cases(self.bed) if request.jobs is None else {}
+        self.themis = "themis" in keys and self._there("Themis", not cells, ["whole traces of figure 10"])
         names = testbed.missing(self.bed, logs=True)
         self.testbed = "testbed" in keys and self._there("the comparison with the testbed", bool(names), names)
         wanted = [case for figure in self.figures for case in cases_of(figure, self.folder)]
