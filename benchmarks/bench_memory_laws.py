@@ -1,6 +1,6 @@
 """Goodput by the laws of switch memory beside that by packets, and how much faster the laws are.
 
-python benchmarks/bench_memory_laws.py            # 213 points, ten minutes
+python benchmarks/bench_memory_laws.py            # 236 points, ten minutes
 python benchmarks/bench_memory_laws.py --quick    # three of each set
 """
 
@@ -21,6 +21,8 @@ from memory_laws import (
     PHASES,
     PUBLISHED,
     RACKS,
+    SCATTERED,
+    SLOW,
     SYSTEMS,
     Point,
     compared,
@@ -39,6 +41,8 @@ SETS = {
     "narrow": NARROW,
     "bursts": BURSTS,
     "crowds": CROWDS,
+    "scattered": SCATTERED,
+    "slow": SLOW,
     "systems": SYSTEMS,
     "phases": PHASES,
     "mixes": MIXES,

@@ -2,9 +2,9 @@
 
 Goodput of every job by `steady_rates`, corrected by `Measured`, and by the packet simulator, while all jobs exchange.
 `PUBLISHED` are the points of the specification, `GRID`, `NARROW` and `MIXES` others, on which the laws were found,
-`RACKS` those over narrow links of racks, `BURSTS` and `CROWDS` those that are measured, `FRESH` points that were
-simulated for the first time when the laws stood, and `SYSTEMS` several systems on one network. Start at `compared`;
-`phased` compares iterations of jobs that compute between exchanges.
+`RACKS` those over narrow links of racks, `BURSTS` and `CROWDS` those that are measured, `SLOW` jobs one worker of which
+has a slower link, `FRESH` points that were simulated for the first time when the laws stood, and `SYSTEMS` several
+systems on one network. Start at `compared`; `phased` compares iterations of jobs that compute between exchanges.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Point:
 
     `window` packets are under way; `delay_us` is that of each link; `levels` of aggregation, `oversubscription` and
     `spines` of racks; `tree` as in `ina_request.TREES`, or that of the system. With `crowd` workers and servers are
-    drawn from so many nodes, which jobs share, in racks of `per_rack`.
+    drawn from so many nodes, which jobs share, in racks of `per_rack`; with `scattered`, no two from one node. The
+    first worker of the first job has the part `slow` of its link.
     """
 
     aggregators: int
@@ -59,6 +60,8 @@ class Point:
     gbps: float = 100.0
     tree: str = "auto"
     crowd: int = 0
+    slow: float = 1.0
+    scattered: int = 0
 
     @property
     def name(self) -> str:
@@ -71,6 +74,8 @@ class Point:
         more += [f"{self.gbps:g} Gb/s"] if self.gbps != 100 else []
         more += [self.tree] if self.tree != "auto" else []
         more += [f"on {self.crowd} nodes"] if self.crowd else []
+        more += [f"scattered over {self.scattered} nodes"] if self.scattered else []
+        more += [f"one link at {self.slow:g}"] if self.slow != 1 else []
         if self.per_rack:
             more += [f"{self.per_rack} a rack", f"{self.levels} level{'s' * (self.levels > 1)}"]
             more += [f"oversubscription {self.oversubscription:g}"] if self.oversubscription != 1 else []
@@ -87,18 +92,27 @@ class Point:
             )
             for system, workers in zip(cycle(self.system.split("+")), self.workers, strict=False)
         ]  # fmt: skip
-        if self.crowd:
+        if self.crowd or self.scattered:
             return self._crowded(jobs)
         if self.per_rack:
             return racks(
                 jobs, self.aggregators, self.per_rack, levels=self.levels, spines=self.spines,
                 oversubscription=self.oversubscription, gbps=self.gbps,
             )  # fmt: skip
-        return one_switch(jobs, self.aggregators, delay_us=self.delay_us, gbps=self.gbps)
+        made = one_switch(jobs, self.aggregators, delay_us=self.delay_us, gbps=self.gbps)
+        network = made.cluster.network
+        assert network is not None
+        links = [
+            replace(one, bits_per_s=one.bits_per_s * self.slow ** ("n0" in (one.a, one.b))) for one in network.links
+        ]
+        return replace(made, cluster=replace(made.cluster, network=replace(network, links=tuple(links))))
 
     def _crowded(self, jobs: Sequence[PacketJob]) -> Scenario:
-        rng = random.Random(self.name)
-        drawn = (rng.sample(range(self.crowd), job.workers + 1) for job in jobs)
+        rng, count = random.Random(self.name), self.crowd or self.scattered
+        drawn = [rng.sample(range(count), job.workers + 1) for job in jobs]
+        if self.scattered:
+            free = iter(rng.sample(range(count), sum(map(len, drawn))))
+            drawn = [[next(free) for _ in nodes] for nodes in drawn]
         placed = [replace(job, nodes=tuple(nodes[1:]), server=nodes[0]) for job, nodes in zip(jobs, drawn, strict=True)]
         text = f"aggregators={self.aggregators},payload=248,link_gbps={self.gbps!r}"
         if not self.per_rack:
@@ -108,7 +122,7 @@ class Point:
                 f"leaf-spine:{text},levels={self.levels},spines={self.spines},oversubscription={self.oversubscription!r},"
                 "aggregating=all"
             )
-        return Scenario(tuple(placed), networked(Cluster.parse(f"{self.crowd}x1@{self.per_rack or self.crowd}"), text))
+        return Scenario(tuple(placed), networked(Cluster.parse(f"{count}x1@{self.per_rack or count}"), text))
 
 
 @dataclass(frozen=True)
@@ -148,7 +162,7 @@ def exchanges(scenario: Scenario, law: str = "hash") -> list[Exchange]:
         found.append(
             Exchange(
                 PlacedJob(workers, server), own or law, size, window, scenario.server_s, jitter_s=scenario.jitter_s,
-                adds=job.options.adds, pick=j,
+                adds=job.options.adds, pick=j, priority=job.priority or 0,
             )
         )  # fmt: skip
     return found
@@ -214,6 +228,33 @@ CROWDS = tuple(
 ) + tuple(Point(a, workers, 200, crowd=nodes, system="inalloc") for a, workers, nodes in (
     (2000, (4,) * 4, 8), (4000, (4, 6, 3), 9),
 ))  # fmt: skip
+
+
+#: Jobs with nodes of their own, scattered over racks: some workers are in the rack of their server, others not.
+SCATTERED = tuple(
+    Point(
+        a, workers, 200, per_rack=rack, levels=levels, oversubscription=narrow, spines=2, system=system,
+        scattered=4 * rack,
+    )
+    for a, workers, rack, levels, narrow, system in (
+        (1600, (3, 3), 6, 2, 1.0, "atp"), (2100, (3, 6), 8, 2, 1.0, "atp"), (17000, (4, 6, 3), 4, 1, 1.0, "atp"),
+        (1600, (8, 3, 6), 6, 1, 4.0, "esa+atp"), (5800, (3, 4, 4, 6), 8, 2, 4.0, "esa"),
+        (4100, (6, 3), 6, 2, 2.0, "atp"), (9000, (6, 8, 4), 8, 2, 2.0, "inalloc+atp"),
+        (4000, (3, 8), 4, 2, 4.0, "inalloc"), (12000, (8, 6, 6), 6, 1, 2.0, "atp"),
+        (800, (4, 8, 3), 6, 2, 8.0, "atp"), (20000, (5, 5, 5, 5), 8, 2, 4.0, "atp"),
+        (3000, (4, 4, 8), 5, 1, 1.0, "esa+inalloc"),
+    )
+)  # fmt: skip
+#: Jobs one worker of which has a slower link than the others.
+SLOW = tuple(
+    Point(a, workers, window, system=system, slow=slow)
+    for a, workers, window, system, slow in (
+        (2378, (4, 8), 200, "atp", 0.5), (10682, (3, 3), 200, "atp", 0.35), (2348, (4, 8), 200, "atp", 0.35),
+        (673, (6, 4), 200, "esa", 0.35), (20000, (8, 8, 8), 245, "atp", 0.8), (1024, (8,) * 4, 245, "atp", 0.2),
+        (4000, (8, 8, 4), 200, "inalloc", 0.2), (4000, (4, 4, 8), 200, "switchml", 0.1),
+        (6000, (8, 4, 6), 200, "atp+switchml", 0.5),
+    )
+)  # fmt: skip
 
 
 def drawn(seed: int, count: int = 24) -> tuple[Point, ...]:

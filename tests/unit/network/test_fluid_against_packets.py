@@ -33,6 +33,8 @@ from sampling import sample
         pytest.param(sample(NARROW[8:9], NARROW), 0.15, 0.05, 0.07, id="narrow"),
         pytest.param(sample(BURSTS[8:9], BURSTS), 0.15, 0.05, 0.08, id="bursts"),
         pytest.param(sample(CROWDS[:1], CROWDS), 0.15, 0.05, 0.20, id="crowds"),
+        pytest.param(sample(laws.SCATTERED[:2], laws.SCATTERED), 0.15, 0.05, 0.08, id="scattered"),
+        pytest.param(sample(laws.SLOW[1:2], laws.SLOW), 0.15, 0.05, 0.08, id="slow"),
         pytest.param(sample(laws.SYSTEMS[4:5], laws.SYSTEMS), 0.15, 0.05, 0.08, id="systems"),
         pytest.param(sample(laws.PHASES[:1], laws.PHASES), 0.10, 0.05, 0.12, id="phases"),
         pytest.param(sample(MIXES[:1], MIXES), 0.15, 0.05, 0.08, id="mixes"),

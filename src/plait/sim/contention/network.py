@@ -256,8 +256,9 @@ def _over_ring(truth: JobBatch, job: int, workers: IntArray) -> float:
 LEAST_COMPUTE = 1e-6
 #: Warning about rates by the law of memory where it does not hold.
 DOUBTFUL = (
-    "plait: rates of jobs that share nodes, or little memory of switches, may be wrong by more than half: they are by "
-    "the law, not by packets, which --rates auto follows for up to 64 workers; see docs/explanation/network.md"
+    "plait: rates of jobs that share nodes, or memory of switches in several racks, may be wrong by more than half: "
+    "they are by the law, not by packets, which --rates auto follows for up to 64 workers; see "
+    "docs/explanation/network.md"
 )
 #: Solutions and paths that are kept.
 MOST_KNOWN = 20_000
