@@ -1,7 +1,8 @@
-"""Variables that a loop carries from step to step are named; those that each iteration makes anew are not."""
+"""Variables that a loop carries from step to step are named; files of a rehearsed script are kept once."""
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from plait.training import rehearsal
 from plait.training.advice import carried, unsaved_variables
+from plait.training.rehearsal import FileGuard, restored
 
 #: Loops with HERE in the row that asks for the next batch, and the variables that they carry.
 LOOPS = {
@@ -121,3 +124,34 @@ def test_frames_up_to_the_main_program_count_and_registered_objects_do_not(tmp_p
 
     exec(compile(script.read_text(), str(script), "exec"), {"look": look, "__name__": "__main__"})
     assert found == [["seen (train.py:8)", "best (train.py:14)"]]
+
+
+def test_many_files_are_kept_and_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, here = tmp_path / "scratch", tmp_path / "here"
+    folder.mkdir()
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for i in range(20):
+        (here / f"old-{i}").write_text("before")
+    guard, before = FileGuard(str(folder)), len(os.listdir("/proc/self/fd"))
+    read: list[Path] = []
+
+    def read_journal(folder: Path, written: list[str] | None) -> set[str]:
+        read.append(folder)
+        return set()
+
+    monkeypatch.setattr(rehearsal, "restored", read_journal)
+    for i in range(20):
+        guard.keep(f"old-{i}")
+        guard.keep(f"new-{i}")
+    assert (len(os.listdir("/proc/self/fd")), read) == (before, [])  # the journal is not read once a file
+    monkeypatch.undo()
+    later = FileGuard(str(folder))  # of the next attempt
+    for i in range(20):
+        (here / f"old-{i}").write_text("after")
+        (here / f"new-{i}").write_text("after")
+        later.keep(here / f"old-{i}")
+    written: list[str] = []
+    restored(folder, written=written)
+    assert len(written) == 40
+    assert {path.name: path.read_text() for path in here.iterdir()} == {f"old-{i}": "before" for i in range(20)}
