@@ -1,6 +1,7 @@
-"""The law on a GPU in virtual time: 18 patterns, changes of the guaranteed job, several opportunistic jobs, replay, memory.
+"""The law on a GPU in virtual time: 18 patterns, changes of the guaranteed job, several guests, replay, memory.
 
-The first test has the whole table over 600 s with `PLAIT_SLOW=1`, and by default as long as the law takes to settle."""
+The first test has the whole table over 600 s with `PLAIT_SLOW=1`, and by default as long as the law takes to settle.
+"""
 
 from __future__ import annotations
 
