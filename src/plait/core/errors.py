@@ -4,6 +4,7 @@
       InputError       the user's file, option or value is wrong           (exit code 2)
         TraceError     ... in a trace: names file, line and column
         MissingExtra   an optional dependency is not installed
+        Conflict       the request contradicts the current state
       PlanError        a policy proposed an impossible plan                (exit code 4)
       SimulationError  a run cannot continue: stuck jobs, a broken invariant  (exit code 4)
 
@@ -94,6 +95,10 @@ class SimulationError(PlaitError):
     """The simulated run cannot continue, or broke one of its invariants."""
 
     exit_code = 4
+
+
+class Conflict(InputError):
+    """The request contradicts the current state, e.g. cancelling a job that has ended."""
 
 
 class MissingExtra(InputError):

@@ -14,11 +14,10 @@ import pytest
 import sqlalchemy as sa
 from live_cases import Cluster
 
-from plait.core.errors import InputError
+from plait.core.errors import Conflict, InputError
 from plait.live.protocol.arrays import all_members, extent, parse_array, parse_matrix
 from plait.live.protocol.job_file import WrongField, request_of
 from plait.live.protocol.requests import dependencies
-from plait.live.scheduler.errors import Conflict
 from plait.live.service.http.bodies import SUBMISSION
 
 Make = Callable[..., Cluster]

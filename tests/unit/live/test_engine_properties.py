@@ -13,10 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from live_cases import Cluster
 
-from plait.core.errors import InputError
+from plait.core.errors import Conflict, InputError
 from plait.core.jobs import Phase
 from plait.live.protocol.wire import ENDED, RUNNING, Assignment, Observed, Run, to_json
-from plait.live.scheduler.errors import Conflict
 from plait.outlook.log_replay import replay, stored_rows
 from sampling import sample
 

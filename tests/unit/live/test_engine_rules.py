@@ -13,12 +13,11 @@ import pytest
 from live_cases import Cluster, Node, key
 
 from plait.core.cluster import Link, Network, Switch
-from plait.core.errors import InputError
+from plait.core.errors import Conflict, InputError
 from plait.core.jobs import InaRequest, Phase
 from plait.live.api.explain import StageTime
 from plait.live.layout import make_private
 from plait.live.protocol.wire import ENDED, RUNNING, STARTING, NodeInfo, Observed, Profile, Seen
-from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.records.event_words import brief
 from plait.live.service.what_if import MOST_OF_ONE, Busy, WhatIfService
 

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 from live_cases import Cluster
 
-from plait.core.errors import InputError
+from plait.core.errors import Conflict, InputError
 from plait.live.api.cluster import Losses
 from plait.live.protocol.wire import RUNNING, Seen
-from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.records.event_words import in_words
 
 Make = Callable[..., Cluster]

@@ -15,8 +15,8 @@ from plait.control.occupancy import occupancy
 from plait.control.outcomes import outcomes
 from plait.core.cluster import Cluster as Hardware
 from plait.core.cluster import Node as Machine
+from plait.core.errors import Conflict
 from plait.live.protocol.wire import PREEMPTED, RUNNING, Assignment, Observed
-from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.fold import apply
 from plait.live.scheduler.records.notes import entry_from_json
 from plait.live.scheduler.state import State

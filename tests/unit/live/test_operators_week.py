@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-from plait.core.errors import InputError
+from plait.core.errors import Conflict, InputError
 from plait.live.protocol.wire import NodeInfo, Run
-from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.options import Options
 from plait.live.scheduler.records.event_words import in_words
 from plait.outlook.log_replay import replay, stored_rows

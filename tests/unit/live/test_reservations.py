@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from live_cases import Cluster
 
-from plait.core.errors import InputError
-from plait.live.scheduler.errors import Conflict
+from plait.core.errors import Conflict, InputError
 from plait.live.scheduler.explain.durations import History
 from plait.live.scheduler.explain.outlook import foresee
 from plait.live.scheduler.explain.queue_copy import QueueCopy

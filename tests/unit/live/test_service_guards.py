@@ -17,12 +17,11 @@ from typing import Any, cast
 import pytest
 from live_cases import Cluster, Node
 
-from plait.core.errors import InputError
+from plait.core.errors import Conflict, InputError
 from plait.live.backends.local import LocalBackend
 from plait.live.layout import Layout, make_private, write_secret
 from plait.live.protocol import job_file
 from plait.live.scheduler.engine import Engine
-from plait.live.scheduler.errors import Conflict
 from plait.live.service.http import auth
 from plait.live.service.http.auth import HOME_TOKEN, Denied, Tokens, hashed, speaks_for
 from plait.live.service.logs import Mailbox, NoAnswer

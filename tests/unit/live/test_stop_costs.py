@@ -11,8 +11,8 @@ import pytest
 
 from plait.control.history import SpanEnd
 from plait.control.messages import from_json
+from plait.core.errors import Conflict
 from plait.live.protocol.wire import NodeInfo, Profile
-from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.options import Options
 from plait.outlook.log_replay import replay, stored_rows
 from plait.testing.fleet import Fleet, Program, SimulatedAgent

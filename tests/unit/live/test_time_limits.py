@@ -15,11 +15,10 @@ import pytest
 from live_cases import Cluster
 
 from plait.cli.submission import parse_begin
-from plait.core.errors import InputError
+from plait.core.errors import Conflict, InputError
 from plait.live.protocol.job_file import check, parse_seconds
 from plait.live.protocol.requests import dependencies, spec_of
 from plait.live.protocol.wire import PREEMPTED
-from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.explain.durations import History, draw
 from plait.live.scheduler.explain.queue_arrays import Who, arrays_of
 from plait.live.scheduler.records.event_words import in_words

@@ -15,7 +15,7 @@ import numpy as np
 from plait.control.controller import Controller
 from plait.control.snapshot import frozen, restore
 from plait.core.arrays import IntArray
-from plait.core.errors import PlaitError
+from plait.core.errors import Conflict, PlaitError
 from plait.core.jobs import Phase
 from plait.core.policy import Policy
 from plait.core.preemption import DEFAULT_RULE, PreemptionRule
@@ -23,7 +23,6 @@ from plait.live.layout import array_index
 from plait.live.protocol.arrays import all_members, array_of
 from plait.live.protocol.requests import PROJECT_TIME
 from plait.live.protocol.wire import NodeInfo
-from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.live_policy import AGGREGATES, GUESTS_PER_GPU, KILLS, made
 from plait.live.scheduler.records.attempts import JobRecord, NodeRecord
 from plait.live.scheduler.records.groups import GroupBook

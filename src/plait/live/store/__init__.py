@@ -4,8 +4,7 @@ Start at `store.Store`.
 """
 
 from plait.live.store.errors import NoRoom, Replaced, StoreError
-from plait.live.store.packing import pack
-from plait.live.store.schema import Entry, Token
+from plait.live.store.schema import Entry, Token, pack
 from plait.live.store.store import Store
 
 __all__ = ["Entry", "NoRoom", "Replaced", "Store", "StoreError", "Token", "pack"]

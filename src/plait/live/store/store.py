@@ -41,8 +41,7 @@ from plait.live.store.connecting import lock_file, lock_server, parse_url, sqlit
 from plait.live.store.errors import NoRoom, Replaced, StoreError, first_line
 from plait.live.store.identity import Identity, check_mark, refuse_missing, rescued
 from plait.live.store.leader_lease import LeaderLease
-from plait.live.store.packing import pack
-from plait.live.store.schema import Entry, StoredJob, Token, Views
+from plait.live.store.schema import Entry, StoredJob, Token, Views, pack
 
 _KEPT_SNAPSHOTS = 2
 #: Rows that `Store.damaged` reads at a time.

@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.control.job_store import refusal
 from plait.control.plan_check.grants import never_granted
-from plait.core.errors import InputError, suggest
+from plait.core.errors import Conflict, InputError, suggest
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.policy import has_grants, layers
 from plait.core.resources import CPU_KIND
@@ -18,7 +18,6 @@ from plait.live.layout import job_name
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.requests import AFTER, channels_of, dependencies, kinds_of, most_gpus, needs_no_gpu, never_met
 from plait.live.scheduler.context import Context
-from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.records.notes import Requested
 from plait.policies.aggregation import aggregation_of
 from plait.policies.quotas import Quotas, never_admitted

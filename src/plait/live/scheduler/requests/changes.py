@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 
 from plait.control.messages import JobCancelled, JobRequeued, JobUpdated
-from plait.core.errors import InputError
+from plait.core.errors import Conflict, InputError
 from plait.core.jobs import JobBatch, JobSpec, Phase
 from plait.live.layout import job_name
 from plait.live.protocol.requests import check_sizes, needs_no_gpu
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.decide import withhold
-from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.records.attempts import JobRecord
 from plait.live.scheduler.records.notes import CancelAsked, RequeueAsked, UpdateAsked
 from plait.live.scheduler.requests.admission import check_size, check_time

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
+from plait.core.errors import Conflict
 from plait.core.words import counted, duration
 from plait.live.api.cluster import JobLoss, Losses
 from plait.live.layout import job_name
 from plait.live.protocol.wire import RUNNING
 from plait.live.scheduler.context import Context
-from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.measured import lost_work_s, never_saved, served_s
 from plait.live.scheduler.records.attempts import FROM_START, JobRecord
 

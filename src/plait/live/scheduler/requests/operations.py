@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from plait.control.messages import NodeJoined, NodeLost, NodesReserved, ReservationCancelled
-from plait.core.errors import InputError, suggest
+from plait.core.errors import Conflict, InputError, suggest
 from plait.core.jobs import Phase
 from plait.core.plan import NodeReservation
 from plait.core.policy import Policy, has_grants
@@ -14,7 +14,6 @@ from plait.core.words import duration
 from plait.live.layout import job_name
 from plait.live.protocol.requests import ina_of
 from plait.live.scheduler.context import Context
-from plait.live.scheduler.errors import Conflict
 from plait.live.scheduler.live_policy import live_policy
 from plait.live.scheduler.records.attempts import NodeRecord
 from plait.live.scheduler.records.notes import ForecastRecorded, NodeDrained, NodeForgotten, PolicySet, ProjectSet

@@ -25,11 +25,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from plait.control.prices import Prices
+from plait.core.errors import Conflict
 from plait.core.words import counted
 from plait.live.api import encoded
 from plait.live.api.jobs import FINAL, JobRow
 from plait.live.layout import array_index, job_name, job_number
-from plait.live.scheduler.errors import Conflict
 from plait.live.service.costs import Billing
 from plait.live.service.http.auth import Tokens, need, only_of, owns
 from plait.live.service.http.bodies import Invalid, Schema, parse

@@ -14,9 +14,8 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 
-from plait.core.errors import InputError, PlaitError, shortened
+from plait.core.errors import Conflict, InputError, PlaitError, shortened
 from plait.live.protocol.wire import WireError
-from plait.live.scheduler.errors import Conflict
 from plait.live.service.http.api import Api, Json, Route
 from plait.live.service.http.auth import Denied
 from plait.live.service.http.bodies import Invalid

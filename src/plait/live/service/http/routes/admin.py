@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from msgspec import UNSET
 
-from plait.core.errors import InputError
+from plait.core.errors import Conflict, InputError
 from plait.core.words import counted
 from plait.live.api.admin import (
     BackupMade,
@@ -25,7 +25,6 @@ from plait.live.api.admin import (
 from plait.live.layout import make_private
 from plait.live.protocol.requests import needs_no_gpu
 from plait.live.scheduler.engine import Engine
-from plait.live.scheduler.errors import Conflict
 from plait.live.service.http.api import Call, Routes
 from plait.live.service.http.bodies import BackupIn, ProjectIn, TokenIn
 from plait.live.store import Token

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field, structs
 
-from plait.core.errors import InputError, PlaitError
+from plait.core.errors import Conflict, InputError, PlaitError
 from plait.core.jobs import Phase
 from plait.live.agent.processes.node_environment import node_environment, passed
 from plait.live.api.explain import Explanation
@@ -21,7 +21,6 @@ from plait.live.protocol.job_file import request_of
 from plait.live.protocol.requests import PROJECT_TIME
 from plait.live.protocol.runnable import missing
 from plait.live.scheduler.engine import Engine
-from plait.live.scheduler.errors import Conflict
 from plait.live.service.http.api import Api, Call, Json, Routes
 from plait.live.service.http.auth import Denied, only_of
 from plait.live.service.http.bodies import (

@@ -13,12 +13,12 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.responses import Response, StreamingResponse
 
+from plait.core.errors import Conflict
 from plait.live.agent.logs import MOST_BYTES, read_part
 from plait.live.api.jobs import FINAL, ConsoleOutput, JobAttempt, LogPart
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.requests import most_gpus
 from plait.live.protocol.wire import ConsoleAsk, Reply
-from plait.live.scheduler.errors import Conflict
 from plait.live.service.http.api import Api, Call, Routes
 from plait.live.service.http.auth import Denied
 from plait.live.service.http.bodies import LARGEST, ConsoleIn, Invalid
