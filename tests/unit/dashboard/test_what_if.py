@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 from world import Browser, World
 
-from plait.dashboard import outlook
+from plait.dashboard.pages import overview as outlook
 from plait.live.api.explain import SubmissionVariant, Times
 from plait.live.scheduler.explain.submission import _best
 from sample_answers import sample

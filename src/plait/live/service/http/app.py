@@ -21,7 +21,7 @@ from plait.live.service.http.auth import Denied
 from plait.live.service.http.bodies import Invalid
 from plait.live.service.http.limits import CLIENT_GONE, BodyLimit
 from plait.live.service.http.openapi import description
-from plait.live.service.http.routes import admin, agents, cluster, jobs, logs, what_if
+from plait.live.service.http.routes import admin, agents, cluster, jobs, logs
 from plait.live.service.logs import NoAnswer
 from plait.live.service.what_if import Busy
 from plait.live.service.worker import Stopped
@@ -36,7 +36,7 @@ ROUTES = (
     *logs.ROUTES,
     *cluster.OF_JOBS,
     *cluster.ROUTES,
-    *what_if.ROUTES,
+    *jobs.WHAT_IF,
     *admin.ROUTES,
     *agents.ROUTES,
 )
