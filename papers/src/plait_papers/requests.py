@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from plait.cli.experiments.options import Fresh, Json, Page, Processes, Text, WorkFolder
+from plait.core.options import option
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class MuriRequest:
     json: Json = None
     work: WorkFolder = None
     fresh: Fresh = False
-    jobs: Annotated[int | None, typer.Option(help="Only the first N jobs of each trace, for a quick look.")] = None
+    jobs: int | None = option("Only the first N jobs of each trace, for a quick look", default=None)
     matching: Annotated[
         str, typer.Option(help="`artifact`: ties broken as in the released code; `exact`: plait's own matching.")
     ] = "artifact"
@@ -40,10 +41,9 @@ class PolluxRequest:
         list[Path] | None,
         typer.Option(help="Workload file, or folder of them; may be repeated. [default: DATA/workload-6.csv]"),
     ] = None
-    study: Annotated[
-        Text,
-        typer.Option(metavar="STUDY,...", help="load, interval, interference, p, exploration, untuned or autoscale."),
-    ] = None
+    study: Text = option(
+        "load, interval, interference, p, exploration, untuned or autoscale", default=None, metavar="STUDY,..."
+    )
     policy: Annotated[
         Text, typer.Option(metavar="POLICY,...", help="Only these, e.g. tiresias,optimus,pollux. [default: all]")
     ] = None
@@ -52,7 +52,7 @@ class PolluxRequest:
     json: Json = None
     work: WorkFolder = None
     fresh: Fresh = False
-    jobs: Annotated[int | None, typer.Option(help="Only the first N jobs of each workload, for a quick look.")] = None
+    jobs: int | None = option("Only the first N jobs of each workload, for a quick look", default=None)
     processes: Processes = 1
 
 
@@ -68,7 +68,7 @@ class TiresiasRequest:
     json: Json = None
     work: WorkFolder = None
     fresh: Fresh = False
-    jobs: Annotated[int | None, typer.Option(help="Only the first N jobs of each trace, for a quick look.")] = None
+    jobs: int | None = option("Only the first N jobs of each trace, for a quick look", default=None)
     processes: Processes = 1
 
 
@@ -76,10 +76,9 @@ class TiresiasRequest:
 class AntManRequest:
     """The options of `plait reproduce antman`."""
 
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Folder with the traces of Muri's artifact, to compare with its own version of AntMan."),
-    ] = None
+    data: Path | None = option(
+        "Folder with the traces of Muri's artifact, to compare with its own version of AntMan", default=None
+    )
     study: Annotated[
         Text,
         typer.Option(
@@ -121,11 +120,11 @@ class InaRequest:
 class EverythingRequest:
     """The options of `plait reproduce everything`."""
 
-    data: Annotated[
-        Path | None, typer.Option(help="Folder with recorded traces: muri/trace1.csv, openb2023/...; left out if none.")
-    ] = None
-    knows: Annotated[Text, typer.Option(help="Only rows with this knowledge: exact, predicted or nothing.")] = None
-    quick: Annotated[bool, typer.Option("--quick", help="200 jobs, one seed, load 1, one cluster.")] = False
+    data: Path | None = option(
+        "Folder with recorded traces: muri/trace1.csv, openb2023/...; left out if none", default=None
+    )
+    knows: Text = option("Only rows with this knowledge: exact, predicted or nothing", default=None)
+    quick: bool = option("200 jobs, one seed, load 1, one cluster", default=False)
     jobs: Annotated[int | None, typer.Option(help="Number of jobs of each run. [default: 500, or 200]")] = None
     seeds: Annotated[str, typer.Option(help="Seeds of the traces, N or N..M.")] = "0..2"
     report: Page = None

@@ -85,6 +85,11 @@ def lines_svg(
             parts.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='4' fill='{colour}'/>")
         parts.append(f"<path {pen} stroke-width='2' d='M{left + 8} {30 + 16 * i}h24'/>")
         parts.append(text_at(left + 38, 34 + 16 * i, line.name))
+    return _drawn(title, lines, parts, width, height)
+
+
+def _drawn(title: str, lines: Sequence[ChartLine], parts: list[str], width: int, height: int) -> str:
+    """A picture of these lines, made of `parts`."""
     label = escape(f"{title}: {', '.join(line.name for line in lines)}")
     head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' width='{width}' height='{height}'"
     body = "\n".join(parts)
@@ -146,15 +151,15 @@ def grouped_bars_svg(
     power = 10.0 ** math.floor(math.log10(highest))
     step = next(m * power for m in (0.2, 0.5, 1.0, 2.0) if highest <= 6 * m * power)
     scale = (bottom - top) / (math.ceil(highest / step - 1e-9) * step)
-    parts = [_text(8, 16, title, "class='title'")]
+    parts = [text_at(8, 16, title, "class='title'")]
     for i, name in enumerate(series):
         x = left + i * (width - left) / max(len(series), 4)
         parts.append(f"<rect x='{x:.1f}' y='28' width='11' height='11' rx='2' fill='{_FILLS[i % len(_FILLS)]}'/>")
-        parts.append(_text(x + 16, 38, name))
+        parts.append(text_at(x + 16, 38, name))
     for k in range(math.ceil(highest / step - 1e-9) + 1):
         y = bottom - k * step * scale
         parts.append(f"<path class='axis' d='M{left} {y:.1f}H{width - 8}'/>")
-        parts.append(_text(left - 6, y + 4, f"{k * step:g}{unit}", "class='soft' text-anchor='end'"))
+        parts.append(text_at(left - 6, y + 4, f"{k * step:g}{unit}", "class='soft' text-anchor='end'"))
     span = (width - left - 8) / max(len(groups), 1)
     wide = min(34.0, 0.8 * span / max(len(series), 1))
     for bar in bars:
@@ -164,7 +169,7 @@ def grouped_bars_svg(
         x = left + at * span + span / 2 + (index - len(series) / 2) * wide
         parts += _bar(bar, x, wide - 3, bottom, scale, _FILLS[index % len(_FILLS)], unit)
     for i, name in enumerate(groups):
-        parts.append(_text(left + (i + 0.5) * span, bottom + 18, name, "text-anchor='middle'"))
+        parts.append(text_at(left + (i + 0.5) * span, bottom + 18, name, "text-anchor='middle'"))
     head = f"<svg xmlns='http://www.w3.org/2000/svg' class='bars' viewBox='0 0 {width} {height}' width='{width}'"
     body = "\n".join(parts)
     return f"{head} role='img'>\n<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n{body}\n</svg>\n"
@@ -193,12 +198,8 @@ def _bar(bar: GroupedBar, x: float, wide: float, bottom: float, scale: float, fi
     above, middle = (min(y, high) if known else y) - 5, x + wide / 2
     upright = f"transform='rotate(-90 {middle:.1f} {above:.1f})' dy='3.5'"
     lies = "text-anchor='middle'" if wide >= ROOM else upright
-    parts.append(_text(middle, above, f"{bar.value:.2f}", f"{lies} style='font-size:10px'"))
+    parts.append(text_at(middle, above, f"{bar.value:.2f}", f"{lies} style='font-size:10px'"))
     return parts
-
-
-def _text(x: float, y: float, text: str, more: str = "") -> str:
-    return f"<text x='{x:.1f}' y='{y:.1f}' {more}>{escape(text)}</text>"
 
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
@@ -248,10 +249,7 @@ def series_svg(title: str, lines: Sequence[ChartLine], y_label: str, *, width: i
         parts.append(f"<polyline class='curve' {pen} points='{places}'/>")
         x, y = 8 + (i % 3) * width / 3, 30 + 16 * (i // 3)
         parts.append(f"<path {pen} stroke-width='2' d='M{x:.0f} {y}h24'/>{text_at(x + 30, y + 4, line.name)}")
-    label = escape(f"{title}: {', '.join(line.name for line in shown)}")
-    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' width='{width}' height='{height}'"
-    body = "\n".join(parts)
-    return f"{head} role='img' class='lines'>\n<title>{label}</title>\n<style>{STYLE}</style>\n{body}\n</svg>\n"
+    return _drawn(title, shown, parts, width, height)
 
 
 # A run as a Chrome trace, to open in Perfetto (ui.perfetto.dev) or chrome://tracing.

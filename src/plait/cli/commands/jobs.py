@@ -631,10 +631,6 @@ def _without_arrays(service: Client, jobs: Sequence[str]) -> list[str]:
 def history(
     limit: Annotated[int, typer.Option(min=1, help="Largest number of jobs to list.")] = 50,
     user: Annotated[str | None, typer.Option(help="Only jobs of this user.")] = None,
-    costs: Annotated[
-        int | None,
-        typer.Option("--costs", min=1, max=744, metavar="HOURS", help="Show what the last hours cost instead."),
-    ] = None,
     home: HomeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -642,9 +638,6 @@ def history(
     from plait.live.client.client import FINAL
 
     with client(home) as service:
-        if costs is not None:
-            job_views.print_costs(service.costs(hours=costs, limit=limit), as_json=as_json)
-            return
         jobs = service.jobs(state=",".join(FINAL), user=user, limit=limit)
     if as_json:
         print_json(jobs)
@@ -660,7 +653,7 @@ def costs(
 ) -> None:
     """Show what the last hours cost: by project, user and job.
 
-    Prices are given with `plait up --price`; without them these are GPU-hours. `plait history --costs` is the same.
+    Prices are given with `plait up --price`; without them these are GPU-hours.
     """
     with client(home) as service:
         job_views.print_costs(service.costs(hours=hours, limit=limit), as_json=as_json)

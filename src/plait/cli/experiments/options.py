@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from plait.core.options import option
+
 Text = str | None
 
 # -- traces ------------------------------------------------------------------------------------------------
@@ -154,7 +156,7 @@ class Request:
     time_zone: TimeZone = None
     work: Work = None
     nodes: Nodes = None
-    data: Annotated[Path | None, typer.Option(help="Folder of measurements, for format pollux-artifact.")] = None
+    data: Path | None = option("Folder of measurements, for format pollux-artifact", default=None)
     assign_models: AssignModels = None
     opportunistic_share: OpportunisticShare = None
     tenants: Tenants = None
@@ -180,31 +182,23 @@ class Request:
             "seconds for each set of exchanges), or by packets where the law does not hold. [default: auto]"
         ),
     ] = None
-    guest_models: Annotated[
-        Text, typer.Option(help="CSV of models on shared GPUs: quanta, gaps, memory, curves, bursts.")
-    ] = None
+    guest_models: Text = option("CSV of models on shared GPUs: quanta, gaps, memory, curves, bursts", default=None)
     interference: InterferenceOption = None
-    gpu_memory: Annotated[
-        float | None, typer.Option(help="Memory in GB of each GPU whose memory the cluster does not give.")
-    ] = None
-    gpu_speed: Annotated[Text, typer.Option(help="Speed by GPU kind, 1 = as profiled: v100=1,a100=2.")] = None
-    failures: Annotated[Path | None, typer.Option(help="CSV of failures of nodes and switches: at_s,node,state.")] = (
-        None
-    )
+    gpu_memory: float | None = option("Memory in GB of each GPU whose memory the cluster does not give", default=None)
+    gpu_speed: Text = option("Speed by GPU kind, 1 = as profiled: v100=1,a100=2", default=None)
+    failures: Path | None = option("CSV of failures of nodes and switches: at_s,node,state", default=None)
     reserve: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NODES=PROJECT@FROM..TO", help="Nodes for jobs of a project alone: n0,n1=vision@7200..21600, in s."
         ),
     ] = None
-    elastic: Annotated[
-        Text,
-        typer.Option(
-            metavar="LEAST..MOST",
-            help="Nodes of the cluster come and go, by policy (pollux:autoscale=on) or by what "
-            "jobs request; only nodes that are up are paid for.",
-        ),
-    ] = None
+    elastic: Text = option(
+        "Nodes of the cluster come and go, by policy (pollux:autoscale=on) or by what jobs request; only "
+        "nodes that are up are paid for",
+        default=None,
+        metavar="LEAST..MOST",
+    )
     node_start: Annotated[float, typer.Option(help="With --elastic: seconds until a requested node arrives.")] = 120.0
     node_mtbf: NodeMtbf = None
     node_mttr: NodeMttr = None
@@ -212,12 +206,8 @@ class Request:
     switch_mttr: SwitchMttr = None
     job_mtbf: JobMtbf = None
     profile_noise: ProfileNoise = None
-    plain: Annotated[float | None, typer.Option(help="Share of jobs that cannot resume from a checkpoint, 0 to 1.")] = (
-        None
-    )
-    checkpoint_every: Annotated[
-        float | None, typer.Option(help="Seconds of work between checkpoints of a running job.")
-    ] = None
+    plain: float | None = option("Share of jobs that cannot resume from a checkpoint, 0 to 1", default=None)
+    checkpoint_every: float | None = option("Seconds of work between checkpoints of a running job", default=None)
     preemption: Annotated[
         str,
         typer.Option(
@@ -227,19 +217,15 @@ class Request:
     ] = "weighed"
     price: Price = None
     currency: Currency = ""
-    window: Annotated[Text, typer.Option(help="Count only jobs submitted from A to B seconds: A..B.")] = None
+    window: Text = option("Count only jobs submitted from A to B seconds: A..B", default=None)
     jobs: FirstJobs = None
     json: Json = None
     csv: Csv = None
-    jobs_csv: Annotated[Path | None, typer.Option(help="Write the jobs as CSV, one file per run.")] = None
+    jobs_csv: Path | None = option("Write the jobs as CSV, one file per run", default=None)
     report: Page = None
-    chrome_trace: Annotated[
-        Path | None, typer.Option(help="Write a timeline of jobs on GPUs for Perfetto, one file per run.")
-    ] = None
-    log: Annotated[
-        Path | None, typer.Option(help="Write every event and command, compressed if .gz; one file per run.")
-    ] = None
-    check: Annotated[bool, typer.Option("--check", help="Verify the invariants after every event (slow).")] = False
+    chrome_trace: Path | None = option("Write a timeline of jobs on GPUs for Perfetto, one file per run", default=None)
+    log: Path | None = option("Write every event and command, compressed if .gz; one file per run", default=None)
+    check: bool = option("Verify the invariants after every event (slow)", default=False)
     processes: Processes = 1
 
     @property
@@ -269,7 +255,7 @@ class SweepRequest:
     seed: Annotated[str, typer.Option(help="Random seed N, or N..M for several runs.")] = "0..2"
     preset: Annotated[str, typer.Option(help="Synthetic trace: philly, philly_heavy, gavel, muri_like, ...")] = "philly"
     jobs: Annotated[int, typer.Option(help="Number of jobs of a synthetic trace.")] = 1000
-    trace: Annotated[Path | None, typer.Option(help="A trace instead of a preset.")] = None
+    trace: Path | None = option("A trace instead of a preset", default=None)
     trace_format: TraceFormat = "auto"
     assign_models: AssignModels = None
     world: Annotated[str, typer.Option(metavar="WORLD,...", help="Simulated worlds; `plait worlds` lists them.")] = (
@@ -291,6 +277,4 @@ class SweepRequest:
     )
     json: Json = None
     csv: Csv = None
-    report: Annotated[Path | None, typer.Option(help="Write an HTML report that compares the runs of each group.")] = (
-        None
-    )
+    report: Path | None = option("Write an HTML report that compares the runs of each group", default=None)

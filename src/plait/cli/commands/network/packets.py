@@ -105,8 +105,8 @@ class PacketsRequest:
     seeds: int = option(
         "Runs of each system, with seeds from --seed on: means and intervals", default=1, least=1, most=1000
     )
-    out: Annotated[Path | None, typer.Option(help="Write an HTML report with pictures.")] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    out: Path | None = option("Write an HTML report with pictures", default=None)
+    as_json: bool = option("Print JSON", default=False, flag="json")
 
 
 def simulate(request: PacketsRequest) -> None:
