@@ -130,7 +130,7 @@ class JobStore:
         same = jobs[columns["gpus"][jobs] == batch.gpus]
         kept = [(name, jobs) for name in ("checkpoints", "restart_s", "goodput", "pending_since_s")]
         kept += [(name, same) for name in ("iteration_s", "stage_s")]
-        kept.append(("gpu_memory_bytes", jobs[batch.gpu_memory_bytes == 0]))
+        kept.append(("gpu_memory_bytes", jobs[batch.column("gpu_memory_bytes") == 0]))
         values = [columns[name][rows] for name, rows in kept]
         self._place(jobs, batch)
         for (name, rows), value in zip(kept, values, strict=True):
