@@ -312,7 +312,7 @@ class Controller:
         From other groups a member has just left, so the reported speeds of the rest are outdated.
         """
         columns = self.job_store.columns
-        members = np.diff(self.running.first_job)
+        members = self.running.first_job[1:] - self.running.first_job[:-1]
         running_group = columns["running_group"][event.jobs]
         paced = (running_group >= 0) & ~np.isnan(event.iteration_s)
         reporting = np.bincount(running_group[paced], minlength=len(members))
@@ -336,10 +336,10 @@ class Controller:
             return  # a guest alone, or profiles of another size
         gpus = running.gpus[running.first_gpu[group] : running.first_gpu[group + 1]]
         lent = running.gpus if running.guest is None else running.gpus[np.repeat(running.guest, running.gpu_count())]
-        beside = running.guest is not None and np.isin(gpus, lent).any()
+        lends = running.guest is not None and np.isin(gpus, lent).any()
         cluster, spread = self.cluster, np.zeros(1, dtype=np.bool_)
         mark_spread(gpus, np.array([0, held]), cluster.gpu_node, cluster.node_kind, cluster.cap_prefix, spread)
-        if beside or len(cluster.kinds) > 1 or spread[0]:
+        if lends or len(cluster.kinds) > 1 or spread[0]:
             return  # its speed depends on more than its members
         in_turn = running.gate is not None and running.gate[group] == int(Gate.BARRIER)
         turns = np.zeros(hi - lo) if running.details is None else running.details[lo:hi, TURN]
@@ -371,8 +371,8 @@ class Controller:
         columns["has_losses"][0] = True
         columns["checkpoints"][event.jobs] = event.checkpoints
         for name, values in (("saved_run_s", event.saved_run_s), ("restart_s", event.restart_s)):
-            said = ~np.isnan(values)
-            columns[name][event.jobs[said]] = values[said]
+            given = ~np.isnan(values)
+            columns[name][event.jobs[given]] = values[given]
         self._may_release()
         return ()
 
@@ -507,7 +507,7 @@ class Controller:
         return ()
 
     def _on_nodes_reserved(self, event: NodesReserved) -> Sequence[Command]:
-        """Note a reservation, and forget those that are over."""
+        """Note a reservation, and forget expired ones."""
         new = event.reservation
         left = (one for one in self.reserved if one.id != new.id and one.until_s > event.at_s)
         self.reserved, self.changed = (*left, new), True
@@ -668,7 +668,7 @@ class Controller:
 
     def _stops(self, jobs: IntArray, plan: Plan) -> list[Command]:
         """Jobs that leave their GPUs after a checkpoint, and jobs that are killed."""
-        killed = np.isin(jobs, plan.kills) & self.kills
+        killed = np.isin(jobs, plan.kills) & self.kills if len(plan.kills) else np.zeros(len(jobs), dtype=np.bool_)
         saved, lost = jobs[~killed], jobs[killed]
         stops: list[Command] = [Stop(self.events, saved, suspend=plan.suspend)] if len(saved) else []
         return [*stops, Stop(self.events, lost, checkpoint=False)] if len(lost) else stops
@@ -689,8 +689,8 @@ class Controller:
         )
         if code != OK:
             name = store.name(job) if 0 <= job < store.count else f"job number {job}"
-            beside = [store.name(one) for one in neighbours(groups, gpu) if one != job and 0 <= one < store.count]
-            raise plan_error(code, name, gpu, self.cluster, policy, ", ".join(beside[:3]), self.max_guests_per_gpu)
+            sharing = [store.name(one) for one in neighbours(groups, gpu) if one != job and 0 <= one < store.count]
+            raise plan_error(code, name, gpu, self.cluster, policy, ", ".join(sharing[:3]), self.max_guests_per_gpu)
         kept = memory_kept(self.policy)
         refuse_overload(groups, changes.changed, columns, self.cluster, store.name, policy, kept)
         if groups.guest is not None:

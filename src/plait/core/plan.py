@@ -191,7 +191,7 @@ class Groups:
         """For each entry of `jobs`, the index of its group."""
         if self.single:
             return np.arange(len(self.jobs), dtype=np.int64)
-        return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.first_job))
+        return np.repeat(np.arange(len(self), dtype=np.int64), self.first_job[1:] - self.first_job[:-1])
 
 
 def _offsets(lengths: list[int]) -> IntArray:

@@ -149,7 +149,7 @@ def _merge(bucket: Bucket, pairs: Sequence[tuple[int, int]]) -> None:
 def matched(bucket: Bucket, last: bool, cache: GroupingCache) -> Pairs:
     """The matching of the nodes of `bucket`: maximum weight, or greedy; `last` as in the last round (`algorithm1`)."""
     bucket.nodes.sort()
-    key = ("match", bucket.model.key, tuple(bucket.nodes), last, bucket.greedy)
+    key = ("match", bucket.known, tuple(bucket.nodes), last, bucket.greedy)
     return cache.remember(key, lambda: _matched(bucket.model, bucket.nodes, last, bucket.greedy))
 
 

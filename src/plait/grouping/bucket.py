@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -109,6 +109,22 @@ class Candidates:
 
     def __len__(self) -> int:
         return len(self.gpus)
+
+    @cached_property
+    def keys(self) -> list[bytes]:
+        """Equal for jobs with equal stages, iterations and memory."""
+        columns = (self.stage_s, self.iteration_s, self.memory_bytes)
+        data = np.column_stack([column for column in columns if column is not None])
+        data += 0.0  # no -0.0
+        rows, width = data.tobytes(), data.itemsize * data.shape[1]
+        return [rows[i : i + width] for i in range(0, len(rows), width)]
+
+    def some(self, rows: IntArray) -> Candidates:
+        """The jobs at these positions, in this order; they have been checked."""
+        made = object.__new__(Candidates)
+        columns = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        made.__dict__.update({name: None if column is None else column[rows] for name, column in columns})
+        return made
 
 
 def _need(fine: BoolArray, column: FloatArray | IntArray, rule: str) -> None:
@@ -241,7 +257,7 @@ class ClassedBucket:
 
     def nodes_of_jobs(self) -> list[Node]:
         """Every job alone, by class."""
-        return [(c,) for c in np.repeat(np.arange(len(self.counts)), self.counts).tolist()]
+        return [(c,) for c in sorted(self.of_job.tolist())]
 
     def padded(self, nodes: Sequence[Node]) -> IntArray:
         """Groups under each other, padded with -1 to `max_jobs`."""
@@ -380,7 +396,7 @@ class KnownWorth:
     """Results of `model` for groups; valid for every model with the same key, so it can be cached."""
 
     def __init__(self, model: ClassedBucket) -> None:
-        self._model = model
+        self.model = model
         self._worth: dict[Node, Worth] = {}
         self._arranged: dict[Node, tuple[tuple[int, ...], float]] = {}
 
@@ -389,7 +405,7 @@ class KnownWorth:
         known = self._worth
         unknown = [node for node in dict.fromkeys(nodes) if node not in known]
         if unknown:
-            found = self._model.values(unknown)
+            found = self.model.values(unknown)
             columns = (found.iteration_s, found.turn_row, found.value, found.speedup)
             known.update(zip(unknown, map(Worth, *(column.tolist() for column in columns)), strict=True))
         return [known[node] for node in nodes]
@@ -402,10 +418,46 @@ class KnownWorth:
         return found
 
     def _arrange(self, classes: Node) -> tuple[tuple[int, ...], float]:
-        k = self._model.resources
+        k = self.model.resources
         by_class = sorted(range(len(classes)), key=lambda i: (classes[i], i))
         node = tuple(classes[i] for i in by_class)
         (worth,) = self.worth([node])
-        turn_of = dict(zip(by_class, self._model.turns(node, worth.turn_row), strict=True))
-        busy = float(np.ascontiguousarray(self._model.rows[list(classes), :k]).sum()) / (k * worth.iteration_s)
+        turn_of = dict(zip(by_class, self.model.turns(node, worth.turn_row), strict=True))
+        busy = float(np.ascontiguousarray(self.model.rows[list(classes), :k]).sum()) / (k * worth.iteration_s)
         return tuple((turn_of[i] - turn_of[0]) % k for i in range(len(classes))), min(busy, 1.0)
+
+
+#: Classes that `LastingClasses` number at most; there can be 20,000 groups of four of so many.
+MOST_LASTING = 24
+
+
+class LastingClasses:
+    """Classes that last from one decision to the next, so that what is known of their groups does, too.
+
+    All classes that one bucket has had are numbered together, in the order of their values. Absent ones change no
+    result of a matching, as classes are only ever compared; exact grouping counts them and needs its own.
+    """
+
+    def __init__(self) -> None:
+        self._number: dict[bytes, int] = {}
+
+    def of(self, options: GroupingOptions, jobs: Candidates, keys: Sequence[bytes]) -> tuple[ClassedBucket, KnownWorth]:
+        """The classes of jobs with these `Candidates.keys`, and their groups."""
+        if not self._number.keys() >= set(keys):
+            self._learn(options, jobs, keys)
+        model = object.__new__(ClassedBucket)
+        of_job = np.array([self._number[key] for key in keys], dtype=np.int64)
+        counts = np.bincount(of_job, minlength=len(self._number))
+        model.__dict__.update(self._known.model.__dict__, of_job=of_job, counts=counts)
+        return model, self._known
+
+    def _learn(self, options: GroupingOptions, jobs: Candidates, keys: Sequence[bytes]) -> None:
+        """Number these classes, with all earlier ones unless they become too many."""
+        every = list(dict.fromkeys((*self._number, *keys)))
+        if len(every) > MOST_LASTING:
+            every = list(dict.fromkeys(keys))
+        data, k = np.frombuffer(b"".join(every)).reshape(len(every), -1), jobs.stage_s.shape[1]
+        memory = None if jobs.memory_bytes is None else data[:, k + 1]
+        model = ClassedBucket.of(options, data[:, :k], data[:, k], memory, None)
+        self._number = dict(zip(every, model.of_job.tolist(), strict=True))
+        self._known = KnownWorth(model)

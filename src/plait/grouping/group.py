@@ -29,6 +29,7 @@ from plait.grouping.bucket import (
     GroupingCache,
     GroupingOptions,
     KnownWorth,
+    LastingClasses,
     Node,
     Objective,
 )
@@ -272,7 +273,7 @@ def group(
     )
     checked(options, jobs, method)
     cache = GroupingCache() if cache is None else cache
-    buckets = buckets_of(jobs, options, cache)
+    buckets = buckets_of(jobs, options, cache, method in ("blossom", "greedy", "consecutive") and not bounded)
     need = int(jobs.gpus.sum())
     if max_jobs == 1 or (gpus_available is not None and need <= gpus_available):
         fit = f"all jobs fit alone, {need} GPUs of {gpus_available}"
@@ -355,23 +356,26 @@ def checked(options: GroupingOptions, jobs: Candidates, method: str = "auto") ->
 MOST_REMEMBERED = 1000
 
 
-def buckets_of(jobs: Candidates, options: GroupingOptions, cache: GroupingCache) -> list[Bucket]:
-    """`jobs` by GPU count, in order of first appearance, each bucket modelled under `options`."""
+def buckets_of(jobs: Candidates, options: GroupingOptions, cache: GroupingCache, lasting: bool = False) -> list[Bucket]:
+    """`jobs` by GPU count, in order of first appearance, each bucket modelled under `options`.
+
+    `lasting`: with `LastingClasses` where that is possible.
+    """
     buckets = []
-    for gpus in dict.fromkeys(jobs.gpus.tolist()):
-        rows = np.flatnonzero(jobs.gpus == gpus)
-        stage_s, iteration_s = jobs.stage_s[rows], jobs.iteration_s[rows]
-        memory = None if jobs.memory_bytes is None else jobs.memory_bytes[rows]
-        shares = None if jobs.shares is None else jobs.shares[rows]
-        costs = None if jobs.costs is None else jobs.costs.some(rows)
-        make = partial(ClassedBucket.of, options, stage_s, iteration_s, memory, shares, costs)
-        if costs is None and len(rows) <= MOST_REMEMBERED:
-            columns = (stage_s, iteration_s, memory, shares)
-            key = ("classes", options, *(None if column is None else column.tobytes() for column in columns))
-            model = cache.remember(key, make)
+    lasting = lasting and jobs.costs is None and jobs.shares is None
+    rows_of: dict[int, list[int]] = {}
+    for row, gpus in enumerate(jobs.gpus.tolist()):
+        rows_of.setdefault(gpus, []).append(row)
+    for gpus, positions in rows_of.items():
+        rows = np.array(positions, dtype=np.int64)
+        if lasting:
+            form = ("lasting", options, gpus, jobs.stage_s.shape[1], jobs.memory_bytes is None)
+            model, known = cache.remember(form, LastingClasses).of(options, jobs, [jobs.keys[row] for row in positions])
         else:
-            model = make()
-        known = cache.remember(("known", model.key), partial(KnownWorth, model))
+            mine = jobs.some(rows)
+            columns = mine.stage_s, mine.iteration_s, mine.memory_bytes, mine.shares, mine.costs
+            model = ClassedBucket.of(options, *columns)
+            known = cache.remember(("known", model.key), partial(KnownWorth, model))
         buckets.append(Bucket(gpus, rows, model, known, model.nodes_of_jobs()))
     return buckets
 
@@ -403,7 +407,7 @@ def extended(
     a join is that of Algorithm 1 with known room: the loss of the objective, times GPUs. No job joins a group in which
     all together would do no more than one alone (the guard). Existing groups stay, whatever their worth.
     """
-    buckets = buckets_of(jobs, options, cache)
+    buckets = buckets_of(jobs, options, cache, lasting=True)
     parts = []
     for bucket in buckets:
         mine = [i for i, unit in enumerate(units) if jobs.gpus[unit[0]] == bucket.gpus]

@@ -99,7 +99,7 @@ class PairCosts:
     of_job: IntArray
     log: FloatArray
 
-    def some(self, rows: IntArray) -> PairCosts:
+    def __getitem__(self, rows: IntArray) -> PairCosts:
         return PairCosts(self.of_job[rows], self.log)
 
     def factor(self, rows: Sequence[int]) -> float:

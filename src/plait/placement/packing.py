@@ -196,21 +196,26 @@ def _groups_of_most(view: View, order: IntArray, companions: Mapping[int, Sequen
     Units of which more members could stay choose first, then units ahead in the order.
     """
     jobs, kept = view.jobs, view.keeps.rows
-    counts, held = view.running.gpu_count().tolist(), jobs.running_group.tolist()
-    offers: list[tuple[bool, int, int, int, int]] = []
     out = jobs.running_group.copy()
-    for place, row in enumerate(order.tolist()):
-        mates = companions.get(row, ())
-        if not len(mates):
-            if held[row] >= 0:
-                offers.append((not kept[row], -1, place, row, held[row]))
+    counts, held, size = view.running.gpu_count().tolist(), out.tolist(), jobs.gpus.tolist()
+    place_of = np.full(len(out), -1)
+    place_of[order] = np.arange(len(order))
+    places = place_of.tolist()
+    offers: list[tuple[bool, int, int, int, int]] = []
+    for row, mates in companions.items():
+        if not len(mates) or places[row] < 0:
             continue
         here: dict[int, int] = {}
         for one in (row, *mates):
-            if held[one] >= 0 and counts[held[one]] == jobs.gpus[row]:
+            if held[one] >= 0 and counts[held[one]] == size[row]:
                 here[held[one]] = here.get(held[one], 0) + (len(order) if kept[one] else 1)
-        offers += [(number < len(order), -number, place, row, group) for group, number in here.items()]
+        offers += [(number < len(order), -number, places[row], row, group) for group, number in here.items()]
         out[row] = -1
+    wanted = np.zeros(len(counts) + 1, dtype=np.bool_)  # of jobs that are alone only those in the way of a unit matter
+    wanted[[group for *_, group in offers]] = True
+    for row in order[wanted[out[order]]].tolist():
+        if not len(companions.get(row, ())):
+            offers.append((not kept[row], -1, places[row], row, held[row]))
     taken: set[int] = set()
     settled: set[int] = set()
     for _, _, _, row, group in sorted(offers):
@@ -243,13 +248,14 @@ def _with_companions(
     units = [(row, *companions.get(row, ())) for row in rows.tolist()]
     members = np.array([m for unit in units for m in unit], dtype=np.int64)
     first = np.concatenate([[0], np.cumsum([len(unit) for unit in units])]).astype(np.int64)
-    shared = np.diff(first) > 1
+    size = first[1:] - first[:-1]
+    shared = size > 1
     gates = details = None
     if gate is not Gate.NONE and shared.any():
         gates = np.where(shared, int(gate), int(Gate.NONE))
     if turns is not None and shared.any():
         details = plain_details(len(members))
-        details[:, TURN] = np.where(np.repeat(shared, np.diff(first)), turns[members], 0)
+        details[:, TURN] = np.where(np.repeat(shared, size), turns[members], 0)
     return Groups(jobs.number[members], groups.gpus, groups.first_gpu, first, gates, details)
 
 
@@ -281,8 +287,9 @@ class Walk:
         """The group of each row of `view.jobs`, companions included; -1 if it is in none."""
         group = np.full(len(view.jobs), -1, dtype=np.int64)
         group[self.order[self.positions]] = np.arange(len(self.positions))
-        for row, mates in self.companions.items():
-            group[list(mates)] = group[row]
+        mates = [mate for mates in self.companions.values() for mate in mates]
+        if mates:
+            group[mates] = group[[row for row, mates in self.companions.items() for _ in mates]]
         return group
 
     def moved(self, view: View, kept: BoolArray) -> IntArray:

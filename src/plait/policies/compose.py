@@ -420,7 +420,10 @@ class Composed:
         for attempt in (units.order, best_first):
             put = partial(put, order=attempt, companions=units.companions)
             plan = put(view)
-            placed = np.isin(view.jobs.number[units.order[: units.count]], plan.groups.jobs)
+            runs = set(plan.groups.jobs.tolist())
+            placed = np.array(
+                [job in runs for job in view.jobs.number[units.order[: units.count]].tolist()], dtype=bool
+            )
             if placed.all():
                 break
         numbers = view.jobs.number
@@ -505,16 +508,16 @@ def hosts_apart(view: View, groups: Groups, units: Units) -> Groups:
     they are now. A unit that placement spreads over several nodes takes turns: ranks of a guest can pause together on
     one node only. `view` is the one of `View.running` with guests.
     """
-    number = view.jobs.number
-    host: dict[frozenset[int], int | None] = {}
-    for lead, others in units.companions.items():
-        row = units.hosts.get(lead)
-        host[frozenset(number[[lead, *others]].tolist())] = None if row is None else int(number[row])
     running, lends = view.running, set[int]()
     if running.guest is not None:
         lends = set(running.jobs[running.guest[running.group_of_member()]].tolist())
     if groups.single or not (units.hosts or lends):
         return groups
+    number = view.jobs.number
+    host: dict[frozenset[int], int | None] = {}
+    for lead, others in units.companions.items():
+        row = units.hosts.get(lead)
+        host[frozenset(number[[lead, *others]].tolist())] = None if row is None else int(number[row])
     shared = np.flatnonzero(np.diff(groups.first_job) > 1).tolist()
     copies, leads = np.ones(len(groups), dtype=np.int64), dict[int, int]()
     for g in shared:

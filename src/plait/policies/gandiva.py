@@ -49,8 +49,9 @@ class Gandiva:
         jobs = view.jobs
         overloaded = int(jobs.gpus.sum()) > int(view.node_gpus.sum())
         mates = self._pairs(view) if overloaded and self.packing else {}
-        seconds = set(mates.values())
-        leaders = np.array([r for r in range(len(jobs)) if r not in seconds], dtype=np.int64)
+        leads = np.ones(len(jobs), dtype=np.bool_)
+        leads[list(mates.values())] = False
+        leaders = np.flatnonzero(leads)
         companions = {row: (mate,) for row, mate in mates.items()}
         order = leaders[self._by_last_service(view, leaders, mates)]
         plan = place(view, order, scheme=Scheme.BEST_FIT, companions=companions)
@@ -69,7 +70,9 @@ class Gandiva:
         jobs = view.jobs
         served = np.where(jobs.running, view.now_s, np.where(jobs.starts > 0, jobs.pending_since_s, -np.inf))
         inside = jobs.running & (view.now_s > self._slice_began(view.now_s) + 1e-6)
-        mate = np.array([mates.get(int(r), int(r)) for r in leaders], dtype=np.int64)
+        mate = np.arange(len(jobs))
+        mate[list(mates)] = list(mates.values())
+        mate = mate[leaders]
         either = inside[leaders] | inside[mate]
         last = np.minimum(served[leaders], served[mate])
         return np.lexsort((leaders, last, ~either))
@@ -100,16 +103,20 @@ class Gandiva:
         busy = jobs.stage_s[:, Resource.GPU] / jobs.iteration_s
         bad = jobs.shared_speed < 0.5  # NaN (never shared) compares false
         can = ~np.isnan(busy) & ~bad & (jobs.run_s >= self.slice_s)
+        pairs = self._running_pairs(view, can)
+        can[[*pairs, *pairs.values()]] = False
+        alone = np.flatnonzero(can)
+        if len(alone) < 2:
+            return pairs
         limit = min((n.gpu_memory_bytes for n in view.cluster if n.gpu_memory_bytes), default=math.inf)
         # Cores and bytes a GPU, and what every node has of them: a pair must fit wherever it goes.
         cores, memory = (jobs.cpus / jobs.gpus).tolist(), (jobs.memory_bytes / jobs.gpus).tolist()
         spare = (view.cluster.node_spare / np.maximum(view.cluster.node_gpus, 1)[:, None]).min(axis=0).tolist()
-        use, gpu_memory = busy.tolist(), jobs.gpu_memory_bytes.tolist()
-        pairs = self._running_pairs(view, can)
-        paired = set(pairs) | set(pairs.values())
-        for size in np.unique(jobs.gpus).tolist():
-            rows = [r for r in np.flatnonzero(can & (jobs.gpus == size)).tolist() if r not in paired]
-            rows.sort(key=lambda r: (use[r], r))
+        use, gpu_memory, size = busy.tolist(), jobs.gpu_memory_bytes.tolist(), jobs.gpus.tolist()
+        of_size: dict[int, list[int]] = {}
+        for row in alone[np.lexsort((alone, busy[alone], jobs.gpus[alone]))].tolist():
+            of_size.setdefault(size[row], []).append(row)
+        for rows in of_size.values():
             low, high = 0, len(rows) - 1
             while low < high:
                 a, b = rows[low], rows[high]
@@ -125,6 +132,9 @@ class Gandiva:
         if view.running.single:
             return {}
         by_group: dict[int, list[int]] = {}
-        for row in np.flatnonzero(jobs.running & can).tolist():
-            by_group.setdefault(int(jobs.running_group[row]), []).append(row)
+        running_group, first_job = jobs.running_group, view.running.first_job
+        shared = (first_job[1:] - first_job[:-1])[running_group] > 1  # of -1 as of any group
+        rows = np.flatnonzero((running_group >= 0) & can & shared)
+        for row, group in zip(rows.tolist(), running_group[rows].tolist(), strict=True):
+            by_group.setdefault(group, []).append(row)
         return {rows[0]: rows[1] for rows in by_group.values() if len(rows) == 2}

@@ -67,8 +67,9 @@ def work(jobs: JobTable, groups: Sequence[RatedGroup]) -> float:
 def running_groups(view: View, rows: IntArray) -> IntArray:
     """The running group that each of these rows is in, -1 if it does not run or not at its requested size."""
     running_group = view.jobs.running_group[rows]
-    runs = np.flatnonzero(running_group >= 0)
-    running_group[runs[view.running.gpu_count()[running_group[runs]] != view.jobs.gpus[rows[runs]]]] = -1
+    held = view.running.gpu_count()
+    if len(held):
+        running_group[held[running_group] != view.jobs.gpus[rows]] = -1  # -1 takes any group's and stays -1
     return running_group
 
 
@@ -88,12 +89,28 @@ def stay_whole(units: Sequence[Sequence[int]], groups: Sequence[RatedGroup]) -> 
     return all(len(home) == 1 for home in homes) and len(set[int]().union(*homes)) == len(homes)
 
 
+def undisturbed(running_group: Mapping[int, int], groups: Sequence[RatedGroup]) -> list[bool]:
+    """Whether the members of each group that run are one whole running group, or none; most groups are like that.
+
+    `running_group` of each row of `groups`, -1 for none.
+    """
+    size: dict[int, int] = {}
+    for at in running_group.values():
+        size[at] = size.get(at, 0) + 1
+    out = []
+    for one in groups:
+        ran = [at for row in one.members if (at := running_group[row]) >= 0]
+        out.append(not ran or (len(ran) == size[ran[0]] and len(set(ran)) == 1))
+    return out
+
+
 def parts_of(view: View, rows: IntArray, groups: Sequence[RatedGroup]) -> list[ExchangeSet]:
     """These groups of `rows` in sets, each as small as can be, that share no running group.
 
     A group continues where most of its members are; a job that may not be moved outweighs all others.
     """
     running_group = dict(zip(rows.tolist(), running_groups(view, rows).tolist(), strict=True))
+    kept = view.keeps.rows.tolist()
     members: dict[int, list[int]] = {}
     for row, at in running_group.items():
         if at >= 0:
@@ -108,7 +125,7 @@ def parts_of(view: View, rows: IntArray, groups: Sequence[RatedGroup]) -> list[E
         for row in one.members:
             at = running_group[row]
             if at >= 0:
-                here[at] = here.get(at, 0) + (len(running_group) if view.keeps.rows[row] else 1)
+                here[at] = here.get(at, 0) + (len(running_group) if kept[row] else 1)
         for at, number in here.items():
             offers.append((-number, g, at))
             small, large = sorted((set_of[g], set_of[first.setdefault(at, g)]), key=lambda s: len(sets[s]))
@@ -198,8 +215,9 @@ class Room:
     def in_view(cls, view: View) -> Room:
         """Count the GPUs that are up."""
         cluster = view.cluster
-        kinds = np.broadcast_to(allowed_kinds(view), len(view.jobs))
-        sets = np.union1d(kinds, cluster.any_kind)
+        allowed = allowed_kinds(view)
+        kinds = np.broadcast_to(allowed, len(view.jobs))
+        sets = cluster.any_kind if allowed is cluster.any_kind else np.union1d(kinds, cluster.any_kind)
         has = (sets[:, None] >> cluster.node_kind) & 1 == 1
         return cls(np.searchsorted(sets, kinds), has @ view.node_gpus, sets[:, None] & ~sets == 0)
 
@@ -211,14 +229,15 @@ class Room:
 
     def fits(self, gpus: IntArray, rows: IntArray) -> BoolArray:
         """Whether each of these rows still finds so many GPUs after the rows before it."""
-        free = self.gpus.copy()
-        out = np.zeros(len(rows), dtype=np.bool_)
-        for i, row in enumerate(rows.tolist()):
-            within = self.inside[self.of[row]]
-            if gpus[row] <= free[within].min():
-                out[i] = True
-                free[within] -= gpus[row]
-        return out
+        free = self.gpus.tolist()
+        within = [np.flatnonzero(sets).tolist() for sets in self.inside]
+        out = []
+        for of, asked in zip(self.of[rows].tolist(), gpus[rows].tolist(), strict=True):
+            out.append(asked <= min([free[t] for t in within[of]]))
+            if out[-1]:
+                for t in within[of]:
+                    free[t] -= asked
+        return np.array(out, dtype=np.bool_)
 
 
 @kernel
@@ -269,6 +288,13 @@ def candidates(
     return order[chosen]
 
 
+def marked(rows: IntArray, count: int) -> BoolArray:
+    """True in these places of `count`, False in the others."""
+    out = np.zeros(count, dtype=np.bool_)
+    out[rows] = True
+    return out
+
+
 @dataclass(frozen=True)
 class Interleave:
     """Groups of up to `max_jobs` jobs of equal size that use different resources at different times.
@@ -283,7 +309,7 @@ class Interleave:
     interference  slow-down by group size that is expected on top of the ideal schedule
     sticky        groups continue unless other groups gain more than the restarts cost (`regrouping`); off: each
                   decision groups all jobs from scratch (paper). Where restarts cost nothing it makes no difference
-    learn         expect what reports say of pairs of models instead (`grouping.interference`), and split groups whose
+    learn         expect the reported costs of pairs of models instead (`grouping.interference`), and split groups whose
                   own reports break the guard
 
     memory_kept   part of its peak GPU memory that a job holds outside its turn. 1: a group needs the sum of the peaks.
@@ -348,7 +374,7 @@ class Interleave:
             first = np.concatenate([order[kept.rows[order]], order[~kept.rows[order]]]) if kept.any else order
             chosen = candidates(first, jobs.gpus, bucket, room.of, room.gpus, room.inside, self.max_jobs, unit)
             if kept.any:
-                chosen = order[np.isin(order, chosen)]
+                chosen = order[marked(chosen, len(jobs))[order]]
         until_s = math.inf
         place_in_order = np.empty(len(jobs), dtype=np.int64)
         place_in_order[order] = np.arange(len(order))
@@ -356,7 +382,7 @@ class Interleave:
         companions: dict[int, tuple[int, ...]] = {}
         turns = np.zeros(len(jobs), dtype=np.int64)
         asked = room.asked(jobs.gpus, chosen)
-        for kinds in np.unique(room.of[chosen]).tolist():
+        for kinds in np.unique(room.of[chosen]).tolist() if len(room.gpus) > 1 else [0]:
             rows = chosen[(bucket[chosen] >= 0) & (room.of[chosen] == kinds)]
             if not len(rows):
                 continue
@@ -364,22 +390,22 @@ class Interleave:
             left = int(jobs.gpus[rows].sum() + (room.gpus - asked)[within].min())
             found, again_s = self._group(view, rows, left)
             until_s = min(until_s, again_s)
+            asked[within] -= int(jobs.gpus[rows].sum()) - gpus_of(jobs, found)
             for members, when, _ in found:
                 leads.append(members[0])
                 if len(members) > 1:
                     companions[members[0]] = members[1:]
                     turns[list(members)] = when
-                asked[within] -= int(jobs.gpus[members[0]]) * (len(members) - 1)
         first = np.array(leads, dtype=np.int64)
         waits = first[:0]
         if self.sticky and view.keeps.losses:
-            stays = view.keeps.rows
-            holds = np.array([stays[[lead, *companions.get(lead, ())]].any() for lead in leads], dtype=np.bool_)
-            first = first[np.lexsort((place_in_order[first], ~holds))]
+            stays = view.keeps.rows.tolist()
+            holds = [any(stays[row] for row in (lead, *companions.get(lead, ()))) for lead in leads]
+            first = first[np.lexsort((place_in_order[first], np.logical_not(holds)))]
             fits = room.fits(jobs.gpus, first)
             first, waits = first[fits], first[~fits]
         largest_first = first[np.lexsort((place_in_order[first], -jobs.gpus[first]))]
-        rest = order[~np.isin(order, chosen)] if len(chosen) < len(order) else order[:0]
+        rest = order[~marked(chosen, len(jobs))[order]] if len(chosen) < len(order) else order[:0]
         return Units(
             np.concatenate([largest_first, waits, rest]), len(first), companions, turns, settles=self.merge == "need",
             until_s=until_s,
@@ -387,31 +413,40 @@ class Interleave:
 
     def _group(self, view: View, rows: IntArray, gpus: int) -> tuple[list[RatedGroup], float]:
         """Groups of rows with their turns, on `gpus` GPUs if `merge` is need, and when other groups pay, seconds."""
-        kept = view.keeps
-        found = self._from_scratch(view, rows, gpus)
+        kept, jobs = view.keeps, profiles(view, rows, self.max_jobs, self.learn)
+        found = self._from_scratch(view, rows, jobs, gpus)
         if not (kept.losses or kept.any):
             return found, math.inf
         if self.sticky and self.merge == "need":
-            return self._weighed(view, rows, found)
+            return self._weighed(view, rows, jobs, found)
         stays = units_of(view, rows[kept.rows[rows]])
-        return (found if stay_whole(stays, found) else self._around(view, rows, gpus, stays)), math.inf
+        return (found if stay_whole(stays, found) else self._around(view, rows, jobs, gpus, stays)), math.inf
 
-    def _weighed(self, view: View, rows: IntArray, fresh: Sequence[RatedGroup]) -> tuple[list[RatedGroup], float]:
+    def _weighed(
+        self, view: View, rows: IntArray, taken: Candidates, fresh: Sequence[RatedGroup]
+    ) -> tuple[list[RatedGroup], float]:
         """These groups of rows, or the running ones and jobs that join them where a change does not pay yet.
 
         The second result is when the first change will pay, seconds.
         """
         jobs, kept = view.jobs, view.keeps.rows
         at = {row: i for i, row in enumerate(rows.tolist())}
-        found: list[RatedGroup] = []
+        stays = undisturbed(dict(zip(at, running_groups(view, rows).tolist(), strict=True)), fresh)
+        if all(stays):
+            return list(fresh), math.inf
+        found = [one for one, flag in zip(fresh, stays, strict=True) if flag]
+        other = [one for one, flag in zip(fresh, stays, strict=True) if not flag]
         until_s = math.inf
-        for part in parts_of(view, rows, fresh):
+        for part in parts_of(view, rows[sorted(at[row] for one in other for row in one.members)], other):
             fits = gpus_of(jobs, part.groups)
             groups = part.groups
             sizes = [len(unit) for unit in part.units]
             if part.moved and max(sizes) <= self.max_jobs and sum(sizes) * len(sizes) <= MOST_OFFERS:
-                mine = rows[sorted(at[row] for one in groups for row in one.members)]
-                groups = self._joined(view, mine, fits, [unit for unit in part.units if not self._broken(view, unit)])
+                mine = np.array(sorted(at[row] for one in groups for row in one.members))
+                whole = [unit for unit in part.units if not self._broken(view, unit)]
+                # Costs that were learnt number the jobs that they are of.
+                some = profiles(view, rows[mine], self.max_jobs, True) if taken.costs is not None else taken.some(mine)
+                groups = self._joined(view, rows[mine], some, fits, whole)
                 when_s = math.inf
                 if not kept[part.moved].any():
                     gain = work(jobs, part.groups) - work(jobs, groups)
@@ -424,7 +459,7 @@ class Interleave:
         return sorted(found, key=lambda one: at[one.members[0]]), until_s
 
     def _broken(self, view: View, unit: list[int]) -> bool:
-        """Whether reports of this running group say that it does no more than the guard demands."""
+        """Whether this running group, as reported, does no more than the guard demands."""
         jobs, kept = view.jobs, view.keeps.rows[unit].any()
         if not self.learn or len(unit) < 2 or self._margin is None or kept:
             return False
@@ -435,23 +470,30 @@ class Interleave:
         group_s *= factor * measured_interference(len(unit), self.interference)
         return speedup(jobs.iteration_s[unit], group_s) <= 1 + self._margin
 
-    def _around(self, view: View, rows: IntArray, gpus: int, stays: list[list[int]]) -> list[RatedGroup]:
+    def _around(
+        self, view: View, rows: IntArray, jobs: Candidates, gpus: int, stays: list[list[int]]
+    ) -> list[RatedGroup]:
         """Groups made from scratch of units that do not stay; jobs without room next to staying ones join them."""
         size = view.jobs.gpus
         free = rows[~np.isin(rows, [row for unit in stays for row in unit])]
         left = gpus - sum(int(size[unit[0]]) for unit in stays)
-        found = [list(one.members) for one in self._from_scratch(view, free, left)] if len(free) else []
+        found: list[list[int]] = []
+        if len(free):
+            others = profiles(view, free, self.max_jobs, self.learn)
+            found = [list(one.members) for one in self._from_scratch(view, free, others, left)]
         while found and sum(int(size[unit[0]]) for unit in found) > left:
             found.pop()  # the one whose best job comes last; its members look for room in other groups
-        return self._joined(view, rows, gpus, stays + found)
+        return self._joined(view, rows, jobs, gpus, stays + found)
 
-    def _joined(self, view: View, rows: IntArray, gpus: int, units: list[list[int]]) -> list[RatedGroup]:
+    def _joined(
+        self, view: View, rows: IntArray, jobs: Candidates, gpus: int, units: list[list[int]]
+    ) -> list[RatedGroup]:
         """These units as they are, and the rest of the rows in them where GPUs are short."""
         need = view.jobs.gpus[rows].sum() - sum(int(view.jobs.gpus[unit[0]]) * (len(unit) - 1) for unit in units)
         at = {row: i for i, row in enumerate(rows.tolist())}
         fixed = [bool(view.keeps.rows[unit].any()) for unit in units]
         found = extended(
-            profiles(view, rows, self.max_jobs, self.learn), [[at[row] for row in unit] for unit in units], fixed,
+            jobs, [[at[row] for row in unit] for unit in units], fixed,
             int(need) - gpus, self._options, self.cache,
         )  # fmt: skip
         return _together(rows, found.groups, found.turns, found.speedup)
@@ -474,10 +516,10 @@ class Interleave:
             self.memory_kept,
         )
 
-    def _from_scratch(self, view: View, rows: IntArray, gpus: int) -> list[RatedGroup]:
+    def _from_scratch(self, view: View, rows: IntArray, jobs: Candidates, gpus: int) -> list[RatedGroup]:
         """Groups of rows, independent of running groups; sorted by their best rows."""
         found = group(
-            profiles(view, rows, self.max_jobs, self.learn),
+            jobs,
             self.max_jobs,
             self.objective,
             self.method,
@@ -554,7 +596,7 @@ def traits_of(view: View, rows: IntArray) -> list[SharingTraits]:
 def profiles(view: View, rows: IntArray, max_jobs: int, learn: bool = False) -> Candidates:
     """These rows as the grouping takes them; GPU memory as a share of what a group has.
 
-    With `learn` their pairs cost what reports say.
+    With `learn` their pairs cost what was reported.
     """
     jobs = view.jobs
     of_gpu, of_node = room_taken(view)

@@ -122,6 +122,8 @@ class StandardPhysics:
     def _spread(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
         over = np.empty(len(groups), dtype=np.bool_)
         mark_spread(groups.gpus, groups.first_gpu, cluster.gpu_node, cluster.node_kind, cluster.cap_prefix, over)
+        if not over.any():
+            return np.ones(len(groups.jobs))
         spread = over[groups.group_of_member()]
         return np.where(spread & self.sensitive(truth, groups.jobs), self.spread_slowdown, 1.0)
 

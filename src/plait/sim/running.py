@@ -163,7 +163,7 @@ class JobsOnGpus:
             begin = max(begin, float(self.gpu_free_ms[gpus].max()))
         node = int(self.cluster.gpu_node[gpus[0]])
         parked = self.parked.pop(job, None)
-        resumes = parked is not None and np.array_equal(parked, gpus)
+        resumes = parked is not None and parked.tobytes() == gpus.tobytes()
         start_up = start_one(
             job, node, len(gpus), begin, RESUME_MS if resumes else math.inf, self.cost_ms, self.state,
             self.overhead_ms, self.attempts, self.last_node, self.is_running,

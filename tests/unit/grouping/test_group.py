@@ -237,11 +237,22 @@ class TestOneAnswer:
         for seed in (1, 2, 1, 3, 1, 2):
             jobs = candidates(few_kinds(24, 5, seed))
             for method in ("auto", "blossom", "exact"):
-                for available in (None, 15):
-                    options = {"method": method, "gpus_available": available}
+                for available, bounded in itertools.product((None, 15), (True, False)):
+                    options = {"method": method, "gpus_available": available, "bounded": bounded}
                     assert vars(group(jobs, cache=cache, **options)) == vars(group(jobs, **options))
         assert cache.made < cache.asked
         assert len(cache) <= 8
+
+    @pytest.mark.parametrize("most", [6, 24])
+    def test_classes_that_last_change_nothing(self, most):
+        cache, rng, kinds = GroupingCache(), np.random.default_rng(most), few_kinds(40, 9)
+        with mock.patch.object(bucket, "MOST_LASTING", most):
+            for _ in range(12):
+                rows = rng.choice(40, rng.integers(2, 14), replace=False)
+                jobs = candidates(kinds[rows], memory_bytes=rows % 3.0, gpus=rows % 2 + 1)
+                options = {"memory_limit_bytes": 4.0, "method": "blossom", "gpus_available": len(rows)}
+                lasting, own = group(jobs, cache=cache, bounded=False, **options), group(jobs, **options)
+                assert (lasting.groups, lasting.turns, lasting.speedup) == (own.groups, own.turns, own.speedup)
 
     def test_a_cache_knows_sets_in_any_order(self):
         cache = CountingCache()

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from plait.core.jobs import JobBatch
 from plait.core.policy import View
+from plait.placement.packing import _groups_of_most
 from plait.policies.gandiva import Gandiva
-from plait.policies.interleave import RatedGroup, parts_of, pays_s, stay_whole, units_of
+from plait.policies.interleave import RatedGroup, parts_of, pays_s, stay_whole, undisturbed, units_of
 from plait.sim.contract import CLUSTERS, COSTLY, SmallWorkload, outages, play, random_jobs
 
 
@@ -53,6 +54,36 @@ def test_a_group_goes_on_where_most_of_its_members_are():
 def test_who_may_not_be_moved_decides_where_a_group_goes_on():
     view = view_of([0, 0, 1], kept=[2])
     assert parts(view, (0, 1, 2)) == [([(0, 1, 2)], [[0, 1], [2]], [0, 1])]
+
+
+@given(st.permutations(range(9)), st.lists(st.integers(-1, 3), min_size=9, max_size=9), st.integers(1, 4))
+def test_undisturbed_groups_are_sets_of_their_own(order: list[int], running_group: list[int], size: int):
+    some = [tuple(sorted(order[i : i + size])) for i in range(0, 9, size)]
+    lonely = {g[0] for g, units, _ in parts(view_of(running_group), *some) if len(g) == 1 and len(units) <= 1}
+    flags = undisturbed(dict(enumerate(running_group)), groups_of(*some))
+    assert {group for group, flag in zip(some, flags, strict=True) if flag} == lonely
+
+
+@given(st.permutations(range(9)), st.data())
+def test_units_continue_where_most_of_their_members_are(order: list[int], data: st.DataObject):
+    """As if jobs that are alone had offered for their GPUs as well, each in its place."""
+    running_group = data.draw(st.lists(st.integers(-1, 3), min_size=9, max_size=9))
+    kept = data.draw(st.lists(st.sampled_from(range(9)), unique=True))
+    units = [order[i : i + 3] for i in range(0, 6, 3)] + [[row] for row in order[6:]]
+    offers, expected = [], np.array(running_group)
+    for place, unit in enumerate(units):
+        row, alone = unit[0], len(unit) == 1
+        for group in sorted({running_group[member] for member in unit} - {-1}):
+            number = 1 if alone else sum(5 if m in kept else 1 for m in unit if running_group[m] == group)
+            offers.append((row not in kept if alone else number < 5, -number, place, row, group))
+        expected[row] = running_group[row] if alone else -1
+    settled: dict[int, int] = {}
+    for *_, row, group in sorted(offers):
+        if row not in settled and group not in settled.values():
+            expected[row] = settled[row] = group
+    companions = {unit[0]: tuple(unit[1:]) for unit in units[:2]}
+    found = _groups_of_most(view_of(running_group, kept), np.array([unit[0] for unit in units]), companions)
+    assert found.tolist() == expected.tolist()
 
 
 @given(data=st.data())
