@@ -11,12 +11,13 @@ import typer
 
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, respond
 from plait.cli.policy_modules import AllowForLog, let_load_of_log, only_allowed
+from plait.core.errors import InputError, PlanError
 from plait.core.words import duration
 from plait.live.notes import note
 from plait.live.protocol.job_file import parse_seconds
 
 if TYPE_CHECKING:
-    from plait.live.api.admin import TokenRow
+    from plait.live.api.admin import ProjectRow, TokenRow
 
 token = typer.Typer(help="Tokens: who may use the service.", no_args_is_help=True)
 project = typer.Typer(help="Projects: quotas, shares and time limits.", no_args_is_help=True)
@@ -56,10 +57,9 @@ def list_tokens(home: HomeOption = None, as_json: JsonFlag = False) -> None:
 
 
 def _expiry(token: TokenRow) -> str:
-    left_s = token.left_s
-    if left_s is None:
+    if token.left_s is None:
         return "never"
-    return f"in {duration(left_s)}" if left_s > 0 else "has expired"
+    return f"in {duration(token.left_s)}" if token.left_s > 0 else "has expired"
 
 
 @token.command("revoke", no_args_is_help=True)
@@ -75,18 +75,17 @@ def revoke_token(
 @project.command("ls")
 def list_projects(home: HomeOption = None, as_json: JsonFlag = False) -> None:
     """List projects."""
-    with client(home) as service:
-        found = service.projects()
-    if as_json:
-        print_json(found)
-        return
-    columns = ("name", "quota_gpus", "weight", "default time", "max time", "max idle", "gpus", "used")
-    rows = []
-    for row in found:
-        times = (limit and duration(limit) for limit in (row.default_time_s, row.most_time_s, row.most_idle_s))
-        use = None if row.used_gpu_s is None else f"{row.used_gpu_s / 3600:.3g} GPU-hours"
-        rows.append([row.name, row.quota_gpus, row.weight, *times, row.gpus, use])
-    print_table(columns, rows, "no projects")
+
+    def show(found: list[ProjectRow]) -> None:
+        columns = ("name", "quota_gpus", "weight", "default time", "max time", "max idle", "gpus", "used")
+        rows = []
+        for row in found:
+            times = (limit and duration(limit) for limit in (row.default_time_s, row.most_time_s, row.most_idle_s))
+            use = None if row.used_gpu_s is None else f"{row.used_gpu_s / 3600:.3g} GPU-hours"
+            rows.append([row.name, row.quota_gpus, row.weight, *times, row.gpus, use])
+        print_table(columns, rows, "no projects")
+
+    respond(home, as_json, lambda service: service.projects(), show)
 
 
 @project.command("set", no_args_is_help=True)
@@ -136,8 +135,6 @@ def backup(
     as_json: JsonFlag = False,
 ) -> None:
     """Copy the store while the service runs."""
-    from plait.core.errors import InputError
-
     path = target.expanduser().resolve()
     if path.exists():
         raise InputError(f"{path} is there already; give another name")
@@ -164,7 +161,6 @@ def restore(
     """Restore the store from a backup; the service must be down."""
     import sqlite3
 
-    from plait.core.errors import InputError
     from plait.live.layout import Layout, make_private
     from plait.live.store.backup import restore_backup
 
@@ -215,8 +211,6 @@ def replay(
     as_json: JsonFlag = False,
 ) -> None:
     """Repeat every decision of an event log and compare."""
-    from plait.core.errors import PlanError
-
     if log is not None:
         from plait.control.log import read_log
         from plait.control.replay import replay as replay_log

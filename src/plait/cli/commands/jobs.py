@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, progress
+from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, progress, respond
 from plait.cli.patience import LOOK_S, awaited, last_state, patiently, while_it_is_started
 from plait.cli.render import job_views
 from plait.cli.render.tables import plain, plain_lines
-from plait.core.errors import PlaitError
+from plait.core.errors import InputError, PlaitError
 from plait.core.words import duration
 from plait.live.layout import array_index, job_number
 from plait.live.notes import note, time_of_day
 from plait.live.scheduler.records.event_words import brief
 
 if TYPE_CHECKING:
-    from plait.live.api.cluster import QueuedJob
+    from plait.live.api.cluster import Queue, QueuedJob
     from plait.live.api.costs import UsageOfJob
     from plait.live.api.jobs import JobAttempt, JobRow, JobState, LogPart, Stops, WholeJob
     from plait.live.client.client import Client
@@ -119,14 +119,13 @@ def queue(
     With the numbers that policies order by: GPU-hours attained so far, time left when the job runs alone, priority and
     level.
     """
-    with client(home) as service:
-        found = service.queue(limit=limit, offset=offset)
-    if as_json:
-        print_json(found)
-        return
-    print_table(QUEUE_COLUMNS, (_queue_row(job) for job in found.jobs), "nothing runs or waits")
-    if found.total > offset + len(found.jobs) > offset:
-        note(f"{found.total} jobs in the order of {found.policy}; --limit and --offset show more")
+
+    def show(found: Queue) -> None:
+        print_table(QUEUE_COLUMNS, (_queue_row(job) for job in found.jobs), "nothing runs or waits")
+        if found.total > offset + len(found.jobs) > offset:
+            note(f"{found.total} jobs in the order of {found.policy}; --limit and --offset show more")
+
+    respond(home, as_json, lambda service: service.queue(limit=limit, offset=offset), show)
 
 
 def _queue_row(job: QueuedJob) -> list[object]:
@@ -391,8 +390,6 @@ def logs(
     Escape sequences, which a terminal at the end of a pipe would obey too, are removed unless --raw is given. --json
     prints one part, of at most 1 MB, with its place in the log in bytes: the last --tail lines, else the beginning.
     """
-    from plait.core.errors import InputError
-
     if as_json:
         if follow:
             raise InputError("--json and --follow exclude each other; --follow prints the log as it comes")
@@ -525,8 +522,6 @@ def _between_attempts(found: WholeJob) -> str:
 
 def chosen(service: Client, jobs: Sequence[str] | None, tags: Sequence[str] | None) -> list[str]:
     """The jobs and arrays to change: the named ones, or one's own that have these tags and have not ended."""
-    from plait.core.errors import InputError
-
     if bool(jobs) == bool(tags):
         raise InputError("name jobs, e.g. j-12, or give --tag; one of the two")
     if jobs:

@@ -13,7 +13,7 @@ from plait.cli.commands.jobs import stop_text
 from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json, print_table, respond
 from plait.cli.render.job_views import cost_text, note_unpriced
 from plait.cli.render.tables import plain
-from plait.core.errors import InputError
+from plait.core.errors import InputError, PlaitError
 from plait.core.words import counted, duration, number
 from plait.live.layout import NODE_NAME
 from plait.live.notes import note, time_of_day
@@ -233,8 +233,6 @@ def drain(
 
 def _stop_said(service: Client, job: str) -> str:
     """The cost of a coming stop of a job that is not stopping yet."""
-    from plait.core.errors import PlaitError
-
     try:
         stops = service.job(job).stops
     except PlaitError:  # it has just ended, or is another user's
@@ -244,8 +242,6 @@ def _stop_said(service: Client, job: str) -> str:
 
 def _await_empty(service: Client, node: str, within_s: float) -> None:
     """Wait until no job has a process on the node; `InputError` if some remain after `within_s` seconds."""
-    from plait.core.errors import InputError
-
     until = time.monotonic() + within_s
     while jobs := [job for found in service.nodes() if found.id == node for job in found.jobs]:
         if time.monotonic() > until:
