@@ -132,7 +132,6 @@ def answer(request: AdviseRequest) -> None:
 
 def read_past(request: AdviseRequest) -> Any:
     """The past that a request names: in a file, else of the running service."""
-    from plait.core.errors import InputError
     from plait.outlook.past import first_jobs
 
     if request.jobs is not None and request.jobs < 1:

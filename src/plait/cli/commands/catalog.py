@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json
+from plait.core.errors import PlanError
 from plait.core.words import counted
 
 if TYPE_CHECKING:
@@ -126,7 +127,6 @@ def check(
 
     Prints one line per contract; contracts broken for the same reason share a line. Exit code 4 if one is broken.
     """
-    from plait.core.errors import PlanError
     from plait.policies.catalog import import_from_here, make_policy
 
     import_from_here()

@@ -14,6 +14,7 @@ import typer
 
 from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json
 from plait.cli.declared import command
+from plait.core.errors import InputError, MissingExtra
 from plait.live.notes import note
 from plait.live.supervisor.options import UpOptions
 
@@ -34,7 +35,6 @@ def _up(asked: UpOptions) -> None:
     given |= named_modules(given)
     if asked.pass_env:
         # Agents read this whenever they start a process.
-        from plait.core.errors import InputError
         from plait.live.agent.processes.node_environment import FILE, NAME
 
         for name in asked.pass_env:
@@ -144,7 +144,6 @@ def mcp(
     Speaks on standard input and output: hosts of agents start it. Tools call the service with your token and role.
     """
     from plait.cli.mcp.skill import skill_text
-    from plait.core.errors import MissingExtra
 
     if skill:
         typer.echo(skill_text(), nl=False)

@@ -16,6 +16,7 @@ from pathlib import Path
 import typer
 
 from plait.cli.connection import HomeOption, JsonFlag
+from plait.core.errors import PlaitError
 
 OK, WARNING, BROKEN = "ok", "warning", "broken"
 
@@ -172,7 +173,6 @@ def gpus() -> Finding:
 
 def service(home: str | None) -> Finding:
     """Whether the service answers; having none is OK."""
-    from plait.core.errors import PlaitError
     from plait.live.client.client import Client, read_service_file
     from plait.live.layout import Layout
 
@@ -191,7 +191,6 @@ def service(home: str | None) -> Finding:
 
 def switches(home: str | None) -> Iterator[Finding]:
     """Whether the switches of a running cluster work and its policy grants their memory; nothing without a network."""
-    from plait.core.errors import PlaitError
     from plait.live.client.client import Client, read_service_file
     from plait.live.layout import Layout
 

@@ -17,6 +17,7 @@ from plait.cli.policy_modules import AllowForLog
 from plait.cli.render.forecast_lines import FIDELITY_HEADS, coverage_lines, fidelity_lines, fidelity_row, forecast_lines
 from plait.cli.render.job_views import adaptive_lines
 from plait.cli.render.tables import plain_lines
+from plait.core.errors import InputError, PlaitError
 from plait.core.words import duration
 
 if TYPE_CHECKING:
@@ -74,7 +75,6 @@ def try_to_foresee(state: dict[str, Any], seed: int = 0, home: str | None = None
     `state`: the service's answer to `/v1/state`; `seed`: of unknown durations; `home`: folder of the service.
     """
     from plait.cli.policy_modules import let_load
-    from plait.core.errors import PlaitError
     from plait.live.layout import Layout
     from plait.live.supervisor.options import remembered
     from plait.outlook.queue import foresee
@@ -89,8 +89,6 @@ def try_to_foresee(state: dict[str, Any], seed: int = 0, home: str | None = None
 
 def tell(service: Client, job: str, said: Uncalibrated) -> None:
     """Have the forecast of `job` kept, for calibration; ignored if not permitted or the job has ended."""
-    from plait.core.errors import PlaitError
-
     with contextlib.suppress(PlaitError):
         service.tell_forecast(job, said.start, said.end)
 
@@ -319,8 +317,6 @@ def _coverage(rows: list[LoggedEntry], *, as_json: bool) -> None:
 def saved_events(log: Path) -> list[Any]:
     """The entries of a saved log; `InputError` for any other file."""
     import json
-
-    from plait.core.errors import InputError
 
     try:
         data = json.loads(log.read_text(encoding="utf-8"))

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from plait.core.words import number
+
 if TYPE_CHECKING:
     from plait.cli.rehearsal import Verdict
 
@@ -125,7 +127,6 @@ def _verdict(verdict: Verdict) -> str:
 
 def _summary(page: object) -> str:
     from plait.core.resources import Resource
-    from plait.core.words import number
 
     steps = number(getattr(page, "steps", 0))
     if not steps:

@@ -22,6 +22,8 @@ from plait.cli.experiments.options import (
     Work,
     reading,
 )
+from plait.core.errors import InputError
+from plait.core.words import counted
 
 if TYPE_CHECKING:
     from plait.traces.table import TraceTable
@@ -193,7 +195,6 @@ def export(
     whole log.
     """
     from plait.cli.commands.explain import saved_events
-    from plait.core.errors import InputError
     from plait.outlook.log_replay import read_rows, replay
     from plait.report.charts import write_chrome_trace
 
@@ -214,7 +215,6 @@ def export(
 def _assigned(
     table: TraceTable, seed: int, deadlines: str | None, opportunistic_share: float | None, tenants: int | None
 ) -> TraceTable:
-    from plait.core.errors import InputError
     from plait.traces.assign import assign_classes, assign_deadlines, assign_tenants
 
     if deadlines is not None:
@@ -231,8 +231,6 @@ def _assigned(
 
 
 def _say_written(table: TraceTable, target: Path) -> None:
-    from plait.core.words import counted
-
     dropped = sum(table.meta["rows_dropped"].values())
     typer.echo(f"{target}: {len(table)} jobs" + (f", {counted(dropped, 'row')} dropped" if dropped else ""))
     for reason, count in table.meta["rows_dropped"].items():

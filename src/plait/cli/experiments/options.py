@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from plait.core.errors import InputError
 from plait.core.options import option
 
 Text = str | None
@@ -56,8 +57,6 @@ OFFERED_LOAD = (
 
 def reading(unreadable: str, columns: str | None, time_zone: str | None) -> dict[str, Any]:
     """The options of `read_trace` that these options of the command line stand for; raises `InputError`."""
-    from plait.core.errors import InputError
-
     try:
         share = float(unreadable.removesuffix("%")) / (100 if unreadable.endswith("%") else 1)
     except ValueError:
