@@ -211,7 +211,7 @@ Order = Callable[[View], "Ranking | FloatArray | IntArray"]
 #: From the view and the plan without moves to the plan; the last makes plans of a view, with rows that give up their
 #: GPUs as `move`.
 Upgrade = Callable[[View, Plan, Callable[..., Plan]], Plan]
-#: From the view, an order of rows, and which rows go first because of their wait.
+#: From the view, an order of rows, and which rows have waited too long for their length.
 Grouping = Callable[[View, IntArray, BoolArray], "Units"]
 
 
@@ -383,7 +383,7 @@ class Composed:
             until = min(until, _next(ends, view.now_s))
         scheme = self.place if isinstance(self.place, Scheme) else self.place(view)
         if self.group is not None:
-            plan = self._in_groups(view, sort(keys), scheme, ranking, due | strict)
+            plan = self._in_groups(view, sort(keys), scheme, ranking, due)
         else:
             move, tried_s = self.place.moves(view) if self.tries_placements else (None, math.inf)  # type: ignore[union-attr]
             plan = place(
