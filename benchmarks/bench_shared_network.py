@@ -1,9 +1,10 @@
 """What aggregation and placement are worth to jobs that share a network: the tables of docs/explanation/network.md.
 
-    python benchmarks/bench_shared_network.py [--quick]
+    python benchmarks/bench_shared_network.py [--quick] [--packets] [racks|wide|memory]
 
 64 nodes of 4 GPUs in 8 racks, oversubscription 4, links of 25 Gb/s, 20,000 aggregators a switch; and eight jobs under
-one switch with few. Figures of simulations, so the same on every machine. `--quick` takes 40 jobs of each trace.
+one switch with few. Figures of simulations, so the same on every machine. `--quick` takes 40 jobs of each trace,
+`--packets` the default rates of `plait simulate`: two CPU seconds for each of some 50 sets of jobs of a simulation.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ WIDE = (
 )  # fmt: skip
 #: Payload in bytes and levels of aggregation, in the order of the table's columns.
 PACKETS = ((248, 1), (1024, 1), (248, 2), (1024, 2))
-#: By the law: packets take up to two CPU seconds for each set of exchanges.
-RATES = ("--rates", "law")
+RATES = ("--rates", "auto" if "--packets" in sys.argv else "law")
 MANAGERS = ("switchml", "atp", "esa", "inalloc", "inalloc/spare=others")
 
 
@@ -106,10 +106,14 @@ def short_of_memory(aggregators: int = 700) -> None:
 
 def main() -> None:
     """Simulate and print three tables."""
-    with tempfile.TemporaryDirectory() as folder:
-        racks(Path(folder))
-    wide()
-    short_of_memory()
+    some = {"racks", "wide", "memory"} & set(sys.argv) or {"racks", "wide", "memory"}
+    if "racks" in some:
+        with tempfile.TemporaryDirectory() as folder:
+            racks(Path(folder))
+    if "wide" in some:
+        wide()
+    if "memory" in some:
+        short_of_memory()
 
 
 if __name__ == "__main__":

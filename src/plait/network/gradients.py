@@ -1,4 +1,4 @@
-"""Bytes of the gradients of a model, by its name: what a worker sends in each iteration. Start at `gradient_bytes`.
+"""Bytes of the gradients of a model, by its name, and when its layers have them. Start at `gradient_bytes`.
 
 Public traces have no network columns. Where the name of a model is known, its bytes follow from its number of
 parameters; otherwise they are drawn, and the seed of the draw belongs into the results.
@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from plait.core.arrays import FloatArray
 
 #: Where the time of an exchange follows from bytes, it takes at most this part of an iteration alone: sizes are cut to
 #: that. A network stage that was measured stays as it is.
@@ -47,6 +51,28 @@ PARAMETERS_M: Mapping[str, float] = {
 #: Bytes of the gradients of these models.
 BY_MODEL: Mapping[str, int] = {key: round(millions * 1e6) * VALUE_BYTES for key, millions in PARAMETERS_M.items()}
 
+#: Of the computation of an iteration, the backward pass: twice as many multiplications as forwards.
+BACKWARD = 2 / 3
+#: Percent of the backward pass after which one, two, ... ten tenths of the gradients of a model are there, by the
+#: parameters and multiplications of its layers, the last one first (images of 224 x 224, sequences of 512 words, GPT-2
+#: of 1,024). Nearly all parameters of VGG are in its last layers; word embeddings are a first layer, and come last.
+READY: Mapping[str, tuple[int, ...]] = {
+    "vgg11": (0, 2, 2, 2, 2, 2, 2, 2, 2, 100),
+    "vgg16": (0, 1, 1, 1, 1, 1, 1, 1, 4, 100),
+    "vgg19": (0, 1, 1, 1, 1, 1, 1, 1, 8, 100),
+    "alexnet": (3, 3, 3, 8, 8, 8, 8, 8, 8, 100),
+    "resnet18": (6, 6, 13, 13, 20, 20, 23, 29, 42, 100),
+    "resnet50": (1, 4, 9, 11, 13, 17, 25, 37, 49, 100),
+    "resnet101": (2, 5, 8, 13, 24, 35, 46, 57, 69, 100),
+    "resnet152": (2, 5, 9, 20, 29, 40, 50, 60, 71, 100),
+    "bertbase": (34, 47, 54, 67, 73, 87, 93, 100, 100, 100),
+    "bertlarge": (20, 32, 39, 51, 62, 70, 81, 92, 100, 100),
+    "gpt2": (40, 52, 64, 70, 82, 94, 100, 100, 100, 100),
+}
+SAME_LAYERS = {"bert": "bertbase", "imagenet": "resnet50"}
+#: Of other models: as many gradients in each part of the backward pass.
+EVENLY = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
+
 #: Bytes of unknown models lie between those of ResNet-50 and of BERT-large.
 LEAST_BYTES, MOST_BYTES = BY_MODEL["resnet50"], BY_MODEL["bertlarge"]
 
@@ -80,3 +106,15 @@ def gradient_bytes(model: str | None, seed: int) -> int:
     draw = (int.from_bytes(digest, "little") >> 11) * 2.0**-53  # uniform in [0, 1)
     values: float = LEAST_BYTES * (MOST_BYTES / LEAST_BYTES) ** draw / VALUE_BYTES
     return math.floor(values) * VALUE_BYTES
+
+
+def overlap_of_layers(models: Sequence[str]) -> FloatArray:
+    """How exchanges overlap that go layer by layer, shape (10, 2, models), as `fluid.iterations.exposed_s` takes it.
+
+    A tenth of the gradients is sent as soon as the backward pass has it, and the next iteration begins with all sums:
+    as DDP does, whose buckets are of 25 MiB. Our design.
+    """
+    keys = [model_key(model) for model in models]
+    ready = np.array([READY.get(SAME_LAYERS.get(key, key), EVENLY) for key in keys]).reshape(-1, 10).T / 100
+    left = np.broadcast_to(np.arange(10, 0, -1)[:, None] / 10, ready.shape)
+    return np.stack([left, BACKWARD * (1 - ready)], axis=1)

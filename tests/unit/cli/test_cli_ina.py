@@ -18,18 +18,7 @@ def pretended(monkeypatch):
 
 
 def test_reproduce(plait, pretended, tmp_path):
-    words = (
-        "reproduce",
-        "ina",
-        "--section",
-        "goodput,aggregated",
-        "--work",
-        "w",
-        "--report",
-        "r.html",
-        "--json",
-        "r.json",
-    )
+    words = ("reproduce", "ina", "--section", "goodput,aggregated", "--work", "w", "--report=r.html", "--json=r.json")
     answer = plait(*words)
     assert answer.code == 0
     assert "Goodput of a job" in answer.out

@@ -98,7 +98,7 @@ def test_simulated_jobs_share_the_links_of_a_network(plait, tmp_path):
         (["--phases", "random"], "--phases is for clusters with a network; give --network"),
         (
             ["--network", "single-switch", "--overlap", "2"],
-            "--overlap must be a part of the computation from 0 to 1, got 2",
+            "--overlap must be a part of the computation from 0 to 1, or layers, got 2",
         ),
         (["--network", "single-switch", "--phases", "toget"], "--phases 'toget' is unknown; did you mean 'together'?"),
         (["--network", "ring"], "topology 'ring' is unknown"),

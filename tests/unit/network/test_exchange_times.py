@@ -245,3 +245,14 @@ def test_jobs_that_fill_a_link_between_them_have_times_too() -> None:
         bits = compute_s * rng.uniform(0.3, 1, count) * 12.5e9 + 5e8
         found = iterations(graph, parts, bits, compute_s, overlap=1.0, phases="interleaved")
         assert (found.iteration_s >= compute_s * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize("spine", ["spine0", "spine1"])
+def test_each_spine_carries_what_is_added_up_there(spine: str) -> None:
+    """Three workers of rack 0 over a link of 50 Gb/s to one spine."""
+    options = "oversubscription=4,aggregators=200000,aggregating=all"
+    graph = Graph.of(networked(Cluster.parse("8x8@4"), f"leaf-spine:{options}"))
+    one = Exchange(PlacedJob((0, 1, 2), 5), "hash", at=(graph.names.index(spine),) * 3)
+    found = steady_rates(graph, Adders.of([prepared(graph, one)]))
+    assert found.bits_per_s[0] == pytest.approx(50e9 / 3 * 248 / 306, rel=1e-3)
+    assert graph.channel_name(int(found.channel[0])) == f"leaf0->{spine}"

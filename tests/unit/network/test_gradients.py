@@ -44,7 +44,4 @@ def test_unknown_models_get_bytes_by_name_and_seed_uniform_in_the_logarithm() ->
     assert np.histogram(share, bins=4, range=(0, 1))[0] == pytest.approx([500] * 4, abs=80)
     assert draws.tolist() == [gradient_bytes(f"Model_{i}", seed=3) for i in range(2000)]
     assert gradient_bytes("model-1", seed=3) != gradient_bytes("model-1", seed=4)
-
-
-def test_jobs_without_a_model_are_alike() -> None:
     assert gradient_bytes(None, seed=5) == gradient_bytes("", seed=5) != gradient_bytes(None, seed=6)

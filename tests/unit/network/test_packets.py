@@ -1,4 +1,4 @@
-"""The packet simulator: the naive one sees the same packets; sums, progress, memory, determinism, wrong input."""
+"""The packet simulator: packets as a naive one sees them; sums, progress, memory, determinism, rates, wrong input."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from plait.network.topology.read import networked
 from sampling import sample
 
 SYSTEMS = ("switchml", "atp", "a2tp", "esa", "inalloc")
+CEILING = 100.0 * 248 / 306
+#: Bits of a packet, and round trips without queues, seconds: over the server, and to a slot and back.
+BITS, SERVER_RTT, SLOT_RTT = 1984, 7.28e-6, 3.23e-6
 
 
 def jobs_of(protocol: str, count: int = 3, **more: object) -> list[PacketJob]:
@@ -184,6 +187,25 @@ def test_regions_are_disjoint_where_they_are_exclusive() -> None:
             regions(jobs, aggregators)
 
 
+def test_regions_may_overlap_where_packets_fall_back() -> None:
+    """Packets that meet another job's fall back, so half a region in common costs less than one for both."""
+    switchml, inalloc = (PacketJob(preset(name, window=8)) for name in ("switchml", "inalloc"))
+    half = replace(inalloc, memory=16, first=20)
+    assert regions([replace(inalloc, memory=12), half, replace(half, first=28)], 60) == [(0, 12), (20, 16), (28, 16)]
+    for jobs, words in (
+        ([half], "region of 16 aggregators from 20 on; the switch has 30"),
+        ([switchml, replace(half, first=8)], "slots have 16"),
+    ):
+        with pytest.raises(InputError, match=words):
+            regions(jobs, 30)
+    shared = []
+    for first in (24, 12, 0):
+        jobs = [replace(job, memory=24, first=at) for job, at in zip(jobs_of("inalloc", 2), (0, first), strict=True)]
+        agree(one_switch(jobs, 60, log=10**6, loss_up=0.01, seed=3))
+        shared.append(max(job.fallback_share for job in simulate(one_switch(jobs, 60, elements=2)).jobs))
+    assert shared[0] == 0 < shared[1] < shared[2]
+
+
 @pytest.mark.parametrize(
     ("made", "message"),
     [
@@ -194,6 +216,7 @@ def test_regions_are_disjoint_where_they_are_exclusive() -> None:
         (lambda: PacketJob(compute_s=-1.0), "compute_s"),
         (lambda: PacketJob(priority=256), "priority 256"),
         (lambda: PacketJob(memory=-1), "memory"),
+        (lambda: PacketJob(preset("atp"), memory=9, first=0), "first aggregator 0; it takes 0 or more, a memory"),
         (lambda: PacketJob(start_s=2.0, deadline_s=1.0), "deadline"),
         (lambda: PacketJob(nodes=(0, 1)), "2 nodes for 8 workers"),
         (lambda: PacketJob(exponents=10**6), "exponents"),
@@ -334,3 +357,55 @@ def test_plain_python_gives_the_same_packets() -> None:
     rows = net.log[: int(net.links.info[LOGGED])]
     rows[:, 4] -= net.ends.tensors[0, 0, 0]
     assert np.array_equal(rows, simulate(scenario).log)
+
+
+def equal(
+    protocol: str, aggregators: int, jobs: int = 4, workers: int = 4, size: int = 1 << 18, window: int = 100
+) -> PacketResults:
+    """Equal jobs that start together; each has a priority of its own."""
+    options = preset(protocol, window=window, payload_bytes=248)
+    made = [PacketJob(options, workers, (size,), priority=1 + j) for j in range(jobs)]
+    return simulate(one_switch(made, aggregators, seed=1))
+
+
+def gbps(found: PacketResults) -> float:
+    return found.goodput_bits_per_s / 1e9
+
+
+@pytest.mark.parametrize("size", [8, 32, 128, 490])
+def test_dedicated_goodput_is_that_of_its_slots(size: int) -> None:
+    law = min(CEILING, size // 2 * BITS / SLOT_RTT / 1e9)
+    assert gbps(equal("switchml", size, 1, 4, 1 << 22, 245)) == pytest.approx(law, rel=0.02)
+
+
+@pytest.mark.parametrize("window", [32, 128, 300])
+def test_goodput_over_the_server_is_that_of_the_window(window: int) -> None:
+    law = min(CEILING, window * BITS / SERVER_RTT / 1e9)
+    assert gbps(equal("inalloc", 1024, 1, 4, 1 << 22, window)) == pytest.approx(law, rel=0.03)
+
+
+def test_without_aggregators_the_link_of_the_server_is_shared() -> None:
+    for workers in (2, 5):
+        assert gbps(equal("atp", 0, 1, workers, 1 << 21, 245)) == pytest.approx(CEILING / workers, rel=0.1)
+
+
+def test_fallback_falls_with_memory_and_rises_with_jobs() -> None:
+    by_memory = [equal("atp", aggregators).fallback_share for aggregators in (32, 128, 512, 4096)]
+    assert by_memory == sorted(by_memory, reverse=True)
+    by_jobs = [equal("atp", 512, jobs).fallback_share for jobs in (1, 2, 4, 8)]
+    assert by_jobs == sorted(by_jobs)
+
+
+def test_priorities_help_on_the_mean_and_do_not_hurt_the_highest() -> None:
+    for aggregators in (128, 512):
+        atp, esa = equal("atp", aggregators), equal("esa", aggregators)
+        assert gbps(esa) > gbps(atp)
+        assert esa.jobs[-1].finish_s <= atp.jobs[-1].finish_s
+        assert sum(job.evicted for job in esa.jobs) > 0 == sum(job.evicted for job in atp.jobs)
+
+
+def test_an_aggregator_is_held_until_its_result_has_passed() -> None:
+    # Two hops to the server and back, its own time, two passes of the switch, and the jitter of eight workers.
+    found = equal("inalloc", 1024, 1, 8, 1 << 19, 16).jobs[0]
+    assert found.holding_s == pytest.approx(5.2e-6, rel=0.02)
+    assert found.resend_share == found.fallback_share == 0.0

@@ -15,11 +15,12 @@ from plait.core.network_grants import NetworkGrant
 from plait.core.plan import Gate, Group, Groups, Member
 from plait.core.resources import StageProfile
 from plait.network import measured
+from plait.network.gradients import overlap_of_layers
 from plait.network.packets.run import flow
 from plait.network.topology.read import networked
 from plait.placement.servers import link_loads
 from plait.policies.catalog import make_policy
-from plait.sim.contention.network import NetworkPhysics, cut_jobs, with_gradient_bytes
+from plait.sim.contention.network import LAYERS, NetworkPhysics, cut_jobs, with_gradient_bytes
 from plait.sim.physics import StandardPhysics
 from plait.sim.run import simulate
 from plait.sim.world import World, make_world
@@ -77,6 +78,27 @@ def test_overlap_hides_what_it_may() -> None:
     assert physics.iteration_s(jobs(8, 8), placed((0, 2), (1, 3)), RACKS) == pytest.approx([0.4, 0.4])  # 0.2 s fit, too
     longer = jobs(8, 8, iteration_s=0.25)  # computes 0.25 s, of which 0.125 hide an exchange of 0.2
     assert physics.iteration_s(longer, placed((0, 2), (1, 3)), RACKS) == pytest.approx([0.325, 0.325])
+
+
+@pytest.mark.parametrize("model", ["vgg16", "BERT-large", "mine"])
+@pytest.mark.parametrize("share", [0.2, 0.7, 0.95])
+def test_layers_are_sent_as_the_backward_pass_has_them(model: str, share: float) -> None:
+    """A walk over ten buckets of each: alone as the trace says, and with half of the link as long as the walk."""
+    stages = StageProfile.of(gpu=1.0, network=share)
+    truth = jobs(8, 8, iteration_s=1.0, model=model, profile=stages)
+    physics = NetworkPhysics(overlap=LAYERS, phases="together")
+    assert physics.iteration_s(truth, placed((0, 1)), RACKS) == pytest.approx([1.0])
+    (found, _) = physics.iteration_s(truth, placed((0, 2), (1, 3)), RACKS)
+    ready = overlap_of_layers([model])[:, 1, 0]
+
+    def walked(compute_s: float, exchange_s: float) -> float:
+        end_s = 0.0
+        for left in ready:
+            end_s = max(end_s, (1 - left) * compute_s) + exchange_s / 10
+        return max(compute_s, end_s)
+
+    compute_s = max(c for c in np.linspace(1e-3, 1, 2000) if walked(c, share) <= 1 + 1e-9)
+    assert found == pytest.approx(walked(compute_s, 2 * share), rel=2e-3)
 
 
 def test_a_job_that_fits_a_node_pays_for_distance_alone() -> None:

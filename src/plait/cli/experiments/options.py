@@ -164,8 +164,11 @@ class Request:
     spread_slowdown: SpreadSlowdown = None
     network: NetworkOption = None
     overlap: Annotated[
-        float | None,
-        typer.Option(help="With a network: part of the computation during which gradients are exchanged. [default: 0]"),
+        Text,
+        typer.Option(
+            help="With a network: part of the computation during which gradients are exchanged, or `layers`: each "
+            "layer's as the backward pass of the model has them. [default: 0]"
+        ),
     ] = None
     phases: Annotated[
         Text,

@@ -1,8 +1,8 @@
 """Seconds of an iteration of jobs that compute, then exchange gradients over links they share. Start at `iterations`.
 
-An iteration takes `compute_s + max(0, exchange_s - overlap * compute_s)`. How long an exchange takes depends on who
-else exchanges meanwhile, and how often they do depends on their own iterations: a fixed point. Our design, with the
-phases of jobs as
+An iteration takes `compute_s + max(0, exchange_s - overlap * compute_s)`, or longer where gradients are exchanged layer
+by layer (`exposed_s`). How long an exchange takes depends on who else exchanges meanwhile, and how often they do
+depends on their own iterations: a fixed point. Our design, with the phases of jobs as
 
     together      whenever a job exchanges, so do all others: their iterations are in step
     interleaved   jobs exchange one after the other wherever there is time: their iterations are fitted together
@@ -54,10 +54,23 @@ class IterationTimes:
     aggregated: FloatArray
 
 
-def exposed_s(compute_s: FloatArray, exchange_s: FloatArray, overlap: float) -> FloatArray:
-    """Seconds of an iteration: compute, and the part of the exchange that it does not hide."""
-    total: FloatArray = compute_s + np.maximum(exchange_s - overlap * compute_s, 0.0)
+def exposed_s(compute_s: FloatArray, exchange_s: FloatArray, overlap: FloatArray) -> FloatArray:
+    """Seconds of an iteration: compute, and the part of the exchange that it does not hide.
+
+    `overlap`, shape (buckets, 2, 1 or jobs): the part of the exchange that is left when a bucket of gradients can be
+    sent, that of the bucket included, and the part of the computation that is left then. Buckets go one after the
+    other, so an exchange ends when the bucket that is latest, and all behind it, have been sent. `beside` makes it.
+    """
+    late = np.zeros_like(exchange_s)
+    for left, rest in overlap:
+        late = np.maximum(late, left * exchange_s - rest * compute_s)
+    total: FloatArray = compute_s + late
     return total
+
+
+def beside(part: float) -> FloatArray:
+    """The overlap of exchanges that may begin as soon as this part of the computation is left."""
+    return np.array([[[1.0], [part]]])
 
 
 def iterations(
@@ -66,7 +79,7 @@ def iterations(
     bits: FloatArray,
     compute_s: FloatArray,
     *,
-    overlap: float = 0.0,
+    overlap: float | FloatArray = 0.0,
     phases: str = "random",
     turns: IntArray | None = None,
     corrected: Corrected | None = None,
@@ -74,7 +87,8 @@ def iterations(
     """Iteration times of jobs that all run.
 
     `parts`: their exchanges, each with at least one channel; `bits` > 0: of one gradient; `compute_s` > 0: seconds of
-    an iteration without the exchange; `overlap`, 0 to 1: the part of the computation that an exchange may go beside;
+    an iteration without the exchange; `overlap`, 0 to 1: the part of the computation that an exchange may go beside,
+    or as for `exposed_s`;
     `turns`, shape (2, jobs): how many members take turns at the barrier of each job, 1 without, and its place among
     them; `corrected`: what is right where the law of memory is not. Raises `SimulationError` if the fixed point is not
     found.
@@ -83,6 +97,7 @@ def iterations(
     assert count
     assert phases in PHASES
     turns = np.tile([[1], [0]], count) if turns is None else turns
+    overlap = overlap if isinstance(overlap, np.ndarray) else beside(overlap)
     work = _Work(bits, compute_s, overlap, 1.0 / turns[0])
     rates_at = _rates(graph, Adders.of(parts), work, phases, turns, corrected or (lambda rows, _: np.ones(len(rows))))
     busy = np.full(count, 0.5)
@@ -108,7 +123,7 @@ class _Work:
 
     bits: FloatArray
     compute_s: FloatArray
-    overlap: float
+    overlap: FloatArray
     one: FloatArray
 
     def busy(self, exchange_s: FloatArray) -> FloatArray:

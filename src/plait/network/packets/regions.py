@@ -14,10 +14,12 @@ def regions(jobs: Sequence[PacketJob], aggregators: int) -> list[tuple[int, int]
     """(First aggregator, how many) of each job, the same at all of its switches, of which each has so many.
 
     Jobs with memory of their own come first, one after the other. Of what is left each job has an equal part: those
-    with dedicated slots their own, and not more than their windows use; all others have the rest together. Raises
-    `InputError` where memory is not enough.
+    with dedicated slots their own, and not more than their windows use; all others have the rest together. Regions
+    with a first aggregator lie there, whoever has it too. Raises `InputError` where memory is not enough, or dedicated
+    slots would be somebody else's, too.
     """
-    own = [0 if job.collective else job.memory if _exclusive(job) else None for job in jobs]
+    placed = [j for j, job in enumerate(jobs) if job.first is not None]
+    own = [0 if job.collective or job.first is not None else job.memory if _exclusive(job) else None for job in jobs]
     granted = sum(size for size in own if size is not None)
     equal = [j for j, job in enumerate(jobs) if job.dedicated and job.memory is None]
     if granted > aggregators:
@@ -36,6 +38,16 @@ def regions(jobs: Sequence[PacketJob], aggregators: int) -> list[tuple[int, int]
             found[j] = rest
         if job.options.mode == Index.SHARED_CYCLE:
             check_cycle(job.options.cycle_slots, job.options.window, rest[1])
+    slots = {
+        at for (first, size), job in zip(found, jobs, strict=True) if job.dedicated for at in range(first, first + size)
+    }
+    for j in placed:
+        found[j] = first, size = jobs[j].first or 0, jobs[j].memory or 0
+        if first + size > aggregators or not slots.isdisjoint(range(first, first + size)):
+            raise InputError(
+                f"job {j}: a region of {size} aggregators from {first} on; the switch has {aggregators}, of which "
+                f"dedicated slots have {len(slots)}"
+            )
     return found
 
 

@@ -39,6 +39,8 @@ class PacketJob:
     compute_s   seconds of computation before each exchange
     memory      aggregators of its own region, for dedicated slots and regions. None: an equal part of what no other
                 job has (dedicated slots; at most two for each packet of its window), or the rest together with others
+    first       first aggregator of a region of INAlloc, which may overlap other regions and the rest; None: no other
+                job has any of its `memory`
     priority    of its packets, 0 to 255; None: after the description of ESA, from layer, times and iterations left
     exponents   packets of each tensor that carry exponents alone (SwitchML as released: a window of them)
     deadline_s  for its last iteration, from the start of the simulation
@@ -55,6 +57,7 @@ class PacketJob:
     compute_s: float = 0.0
     start_s: float = 0.0
     memory: int | None = None
+    first: int | None = None
     priority: int | None = None
     exponents: int = 0
     deadline_s: float | None = None
@@ -108,6 +111,12 @@ class PacketJob:
             raise InputError(f"job {j}: priority {self.priority}; it takes 0 to 255")
         if self.memory is not None and self.memory < 0:
             raise InputError(f"job {j}: memory of {self.memory} aggregators; it takes 0 or more")
+        falls_back = self.options.mode in (Index.HYBRID_REGION, Index.HYBRID_MODULO)
+        if self.first is not None and (self.first < 0 or self.memory is None or not falls_back):
+            raise InputError(
+                f"job {j}: first aggregator {self.first}; it takes 0 or more, a memory, and index hybrid_region or "
+                "hybrid_modulo"
+            )
         if not 0 <= self.exponents <= min(self.packets):
             raise InputError(f"job {j}: {self.exponents} packets of exponents; it takes 0 to {min(self.packets)}")
         if self.deadline_s is not None and not self.deadline_s > self.start_s:

@@ -21,10 +21,10 @@ from plait.core.plan import Gate, Groups
 from plait.core.resources import Resource
 from plait.network.fluid.exchanges import Exchange, Prepared, prepared
 from plait.network.fluid.granted import granted_exchange
-from plait.network.fluid.iterations import PHASES, IterationTimes, exposed_s, iterations
+from plait.network.fluid.iterations import PHASES, IterationTimes, beside, exposed_s, iterations
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.fluid.memory import SteadyRates
-from plait.network.gradients import MOST_EXCHANGE, gradient_bytes
+from plait.network.gradients import MOST_EXCHANGE, gradient_bytes, overlap_of_layers
 from plait.network.measured import RATES, Measured
 from plait.network.topology.paths import Graph
 from plait.placement.servers import by_rule, link_loads, server_parts
@@ -56,15 +56,15 @@ class NetworkPhysics:
     Our design. Computation takes what an iteration alone leaves beside its exchange, which is the network stage of its
     profile, or follows from its gradient bytes; then it takes at most the part `MOST_EXCHANGE` of an iteration, and
     sizes of gradients are cut to that (`cut_jobs`). `overlap` (0 to 1) is the part of the computation beside which a
-    job exchanges; `phases` says how exchanges of different groups meet (`network.fluid.iterations`), `rates` where the
-    rates of jobs with shared memory come from (`network.measured`). Members that take turns at a barrier never exchange
-    at the same time. Jobs that adapt their batch exchange as their own throughput says, and use no links. A job with
-    parameter servers exchanges as `placement.servers` says. The spread slow-down of `inner` is not used: distance costs
-    what links do.
+    job exchanges, or `LAYERS`: each model as its layers have gradients; `phases` says how exchanges of different
+    groups meet (`network.fluid.iterations`), `rates` where the rates of jobs with shared memory come from
+    (`network.measured`). Members that take turns at a barrier never exchange at the same time. Jobs that adapt their
+    batch exchange as their own throughput says, and use no links. A job with parameter servers exchanges as
+    `placement.servers` says. The spread slow-down of `inner` is not used: distance costs what links do.
     """
 
     inner: StandardPhysics = field(default_factory=StandardPhysics)
-    overlap: float = 0.0
+    overlap: float | str = 0.0
     phases: str = "random"
     rates: str = "auto"
     _known: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
@@ -72,7 +72,7 @@ class NetworkPhysics:
 
     def __post_init__(self) -> None:
         """Check the options; the command line words them."""
-        assert 0 <= self.overlap <= 1
+        assert self.overlap == LAYERS if isinstance(self.overlap, str) else 0 <= self.overlap <= 1
         assert self.phases in PHASES
         assert self.rates in RATES
         object.__setattr__(self, "inner", replace(self.inner, spread_slowdown=1.0))
@@ -90,7 +90,7 @@ class NetworkPhysics:
         if len(rows):
             compute_s, exchange_s = np.array([found[row] for row in rows.tolist()]).T[:2]
             alone = alone.copy()
-            alone[rows] = exposed_s(compute_s, exchange_s, self.overlap)
+            alone[rows] = exposed_s(compute_s, exchange_s, self._overlap(truth, running.jobs[rows]))
             stage_s[rows, Resource.NETWORK] = np.where(np.isnan(stage_s[rows, Resource.NETWORK]), np.nan, exchange_s)
         return self.inner.together_s(truth, running, cluster, alone, stage_s)
 
@@ -134,6 +134,7 @@ class NetworkPhysics:
                 bits[together],
                 compute_s[together],
                 turns[:, together],
+                self._overlap(truth, running.jobs[together]),
             )
             for i, m in enumerate(together):
                 exchange_s = float(solved.exchange_s[i])
@@ -147,9 +148,10 @@ class NetworkPhysics:
         jobs = running.jobs
         asked_s = truth.iteration_s[jobs]
         bits, exchange_s, _ = _alone(truth, jobs, self._graph(cluster), cluster)
-        hidden = exchange_s <= self.overlap * asked_s
+        compute_s = asked_s  # the most whose `exposed_s` is what was asked for
         with np.errstate(invalid="ignore", divide="ignore"):
-            compute_s = np.where(hidden, asked_s, (asked_s - exchange_s) / (1 - self.overlap))
+            for left, rest in self._overlap(truth, jobs):
+                compute_s = np.fmin(compute_s, (asked_s - left * exchange_s) / (1 - rest))
         compute_s = np.maximum(compute_s, LEAST_COMPUTE * asked_s)
         adapts = truth.column("batch_size")[jobs] > 0
         served = np.flatnonzero(truth.column("servers")[jobs] > 0)
@@ -163,10 +165,10 @@ class NetworkPhysics:
 
     def _solved(
         self, graph: Graph, cluster: Cluster, ways: tuple[Way, ...], parts: list[Prepared], bits: FloatArray,
-        compute_s: FloatArray, turns: IntArray,
+        compute_s: FloatArray, turns: IntArray, overlap: FloatArray,
     ) -> IterationTimes:  # fmt: skip
         """Iteration times of jobs that meet; kept, as most of them stay when one job comes or goes."""
-        key = (ways, bits.tobytes(), compute_s.tobytes(), turns.tobytes())
+        key = (ways, bits.tobytes(), compute_s.tobytes(), turns.tobytes(), overlap.tobytes())
         found = self._known.get(key)
         if not isinstance(found, IterationTimes):
             if len(self._known) > MOST_KNOWN:
@@ -183,11 +185,17 @@ class NetworkPhysics:
                 return factors
 
             found = iterations(
-                graph, parts, bits, compute_s, overlap=self.overlap, phases=self.phases, turns=turns,
+                graph, parts, bits, compute_s, overlap=overlap, phases=self.phases, turns=turns,
                 corrected=corrected,
             )  # fmt: skip
             self._known[key] = found
         return found
+
+    def _overlap(self, truth: JobBatch, jobs: IntArray) -> FloatArray:
+        """Of these jobs, as `exposed_s` takes it."""
+        if isinstance(self.overlap, str):
+            return overlap_of_layers([str(model) for model in truth.column("model")[jobs]])
+        return beside(self.overlap)
 
     def _prepared(self, graph: Graph, way: Way) -> Prepared:
         known = self._known.get(way)
@@ -252,6 +260,8 @@ def _over_ring(truth: JobBatch, job: int, workers: IntArray) -> float:
     return float(loads.max() / (2.0 * (len(workers) - 1) / len(workers)))
 
 
+#: Value of `overlap`: gradients go layer by layer, by the models of the jobs.
+LAYERS = "layers"
 #: Of an iteration alone, the least computation: the times of jobs are those of a cycle of both.
 LEAST_COMPUTE = 1e-6
 #: Warning about rates by the law of memory where it does not hold.
