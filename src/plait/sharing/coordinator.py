@@ -34,6 +34,8 @@ CODEC = Codec(strict=True, sparse=(Directive, Sharer, StepStats), error=InputErr
 #: How much the quanta of a step count after each later step in what a random time falls into: a long one among 100
 #: steps is not met often, and is remembered if it comes again.
 MET_DECAY = 0.99
+#: Quanta have grown where all of so many last steps had longer ones: at a small share 100 steps take half an hour.
+GROWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +44,21 @@ class SeenSteps:
 
     quantum_s     the longest, in seconds
     sum_s, sum_s2 sums of the longest of each step and of their squares, without the first: it loads kernels
+    last_s        the longest of each of the last steps
     """
 
     step: int
     quantum_s: float
     sum_s: float = 0.0
     sum_s2: float = 0.0
+    last_s: tuple[float, ...] = ()
 
     def met_s(self, now_s: float) -> float:
         """Seconds of the quantum that a random time falls into; `now_s`: the longest of the unfinished step."""
         if self.sum_s == 0.0:
             return max(self.quantum_s, now_s)
-        return (self.sum_s2 + now_s * now_s) / (self.sum_s + now_s)
+        late_s = min(self.last_s) if len(self.last_s) == GROWN else 0.0
+        return max((self.sum_s2 + now_s * now_s) / (self.sum_s + now_s), late_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +172,11 @@ def _seen(before: SeenSteps | None, steps: Sequence[StepStats], job: Sharer) -> 
 
     The first one counts only until the second has ended: on an H100 its longest quantum took 157 ms, later ones 3 ms.
     """
-    number, quantum_s, sum_s, sum_s2 = -1, 0.0, 0.0, 0.0
-    if before is not None:
-        number, quantum_s, sum_s, sum_s2 = before.step, before.quantum_s, before.sum_s, before.sum_s2
+    old = before or SeenSteps(-1, 0.0)
+    number, quantum_s, sum_s, sum_s2, last_s = old.step, old.quantum_s, old.sum_s, old.sum_s2, old.last_s
     for step in steps:
         quantum_s = max(step.quantum_s, DECAY * quantum_s if sum_s > 0.0 else 0.0)
         if number >= 0:
             sum_s, sum_s2 = MET_DECAY * sum_s + step.quantum_s, MET_DECAY * sum_s2 + step.quantum_s**2
-        number = step.step
-    return SeenSteps(number, max(quantum_s, job.quantum_s), sum_s, sum_s2)
+        number, last_s = step.step, (*last_s, step.quantum_s)[-GROWN:]
+    return SeenSteps(number, max(quantum_s, job.quantum_s), sum_s, sum_s2, last_s)

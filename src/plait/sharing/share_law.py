@@ -595,7 +595,7 @@ class _Law(ShareState):
 
     def _cut(self, cost: float, level: float) -> None:
         """Too much: the level becomes what costs half of eps, at most half of what it was."""
-        self.cap = max(LEAST_BY_STEP if self.by_step else LEAST_CAP, capped(level, cost, self.eps))
+        self.cap = max(self._least_cap, capped(level, cost, self.eps))
         self.bad, self.alarms = level, self.alarms + 1
         self.alarm = Alarm(self.now_s, level, cost)
         self.bad_until_s = self.now_s + min(BAD_S * 2.0**self.alarms, MOST_BAD_S)
@@ -612,6 +612,11 @@ class _Law(ShareState):
         self.longs = (0, 0, 0, 0)
         self.trust = min(self.trust or RAMP, 1.0)
 
+    @property
+    def _least_cap(self) -> float:
+        """The level below which no alarm cuts, and which growth may try again although it was too much."""
+        return LEAST_BY_STEP if self.by_step else LEAST_CAP
+
     def _grow(self, sigma: float) -> None:
         """Raise the level after a contrast: in the ramp, below the grant after an alarm, or above the grant."""
         if self.suspect or self.trust is None:
@@ -622,7 +627,7 @@ class _Law(ShareState):
             if factor > 1.0:
                 self.cap *= factor
                 if self.bad is not None and self.now_s < self.bad_until_s:
-                    self.cap = min(self.cap, max(CAREFUL * self.bad, LEAST_CAP))
+                    self.cap = min(self.cap, max(CAREFUL * self.bad, self._least_cap))
                 self.contrasts = self.sum_d = 0.0
                 if self.cap >= reach:
                     self.cap = self.bad = None

@@ -22,11 +22,15 @@ def test_a_place_that_waits_for_the_host_many_times_on_end_is_no_long_quantum() 
     assert longest_s == 0.002
 
 
-def test_quanta_that_become_longer_are_reported_in_the_end() -> None:
+def test_quanta_that_grow_are_reported_as_they_do() -> None:
+    """By 16 % in every 64 quanta, of which a third wait 100 ms for the host."""
     quanta = Quanta()
-    counted = [quanta.ended(0.002 if step < RECENT else 0.02, alone=False)[1] for step in range(200)]
-    assert counted[RECENT - 1] == 0.002
-    assert counted[-1] == 0.02
+    for number in range(1500):
+        if number % 10 == 0:
+            quanta.step()
+        own_s = 0.002 * 1.16 ** (number // 64)
+        took_s, counts_s = quanta.ended(own_s + 0.1 * (number % 3 == 0), alone=False)
+    assert 0.7 * own_s <= took_s == counts_s <= own_s
 
 
 def test_a_long_quantum_that_a_host_meets_counts_until_the_host_came() -> None:
@@ -106,3 +110,8 @@ def test_the_first_step_of_a_guest_loads_kernels_and_is_soon_forgotten(gated: bo
 def test_until_the_second_step_ends_a_random_time_falls_into_the_longest_quantum() -> None:
     assert SeenSteps(0, 0.157).met_s(0.001) == 0.157
     assert SeenSteps(-1, 0.0).met_s(0.001) == 0.001
+
+
+def test_a_random_time_falls_into_quanta_as_long_as_the_last_three_steps_had() -> None:
+    grown, once = ((0.02, 0.03, 0.02), (0.002, 0.03, 0.002))
+    assert [round(SeenSteps(9, 0.03, 1.0, 0.002, late).met_s(0.0), 9) for late in (grown, once)] == [0.02, 0.002]

@@ -11,7 +11,7 @@ from tests.sharing_cases import Bench
 
 from plait.sharing.coordinator import CODEC
 from plait.sharing.directive import Reached, Sharer, StepStats
-from plait.sharing.share_law import HANGS_S, LEAST_CAP, OBEY_S, RAMP, UNHEARD_S, decided, described, shares
+from plait.sharing.share_law import CAREFUL, HANGS_S, LEAST_CAP, OBEY_S, RAMP, UNHEARD_S, decided, described, shares
 from plait.sharing.share_state import RETRY_S, Guests, ShareState
 
 STEP_S, TICK_S = 0.2, 0.1
@@ -118,6 +118,14 @@ def test_what_guests_take_beside_the_gpu_is_found_in_whole_steps(cost: Callable[
     assert law.state.by_step
     assert cost(law.level) <= 0.03
     assert "whole steps are judged" in described(law.state, law.now_s)
+
+
+def test_growth_stops_below_a_small_share_that_was_too_much() -> None:
+    host = noisy(0.02)
+    law = Law(host=lambda now_s, share: host(now_s, 0.0) * (1.0 + 0.3 * (share > 0.002)), stage_s={"gpu": 0.1})
+    while law.run(1.0).now_s < 600.0:
+        if law.state.bad is not None and law.now_s < law.state.bad_until_s:
+            assert law.level <= CAREFUL * law.state.bad
 
 
 @pytest.mark.parametrize(("cv", "every", "longer"), [(0.3, 1, 1.0), (0.02, 50, 3.0), (0.02, 8, 3.0)])
