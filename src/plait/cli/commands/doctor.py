@@ -208,7 +208,7 @@ def switches(home: str | None) -> Iterator[Finding]:
         why = "; ".join(f"{one.switch} is {one.state}: {one.trouble or 'starting'}" for one in lost)
         yield Finding("switches", WARNING, why, "look at nodes/NAME/switch.log in the home folder")
     elif not found.grants:
-        fix = "plait policy set tiresias-l:ina=inalloc"
+        fix = "plait policy set plait:ina=inalloc"
         yield Finding("switches", WARNING, f"policy {found.policy} grants no memory of them", fix)
     else:
         yield Finding("switches", OK, f"{len(found.switches)} aggregate")

@@ -120,7 +120,7 @@ Processes = Annotated[int, typer.Option(help="Number of runs at the same time.")
 
 
 #: Policies compared when none is named: no knowledge, learnt, perfect knowledge.
-DEFAULT_POLICIES = "fifo,tiresias-l,srsf"
+DEFAULT_POLICIES = "fifo,tiresias-l,plait"
 
 
 @dataclass(frozen=True)

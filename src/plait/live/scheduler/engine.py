@@ -58,10 +58,11 @@ from plait.network.topology.declared import Declared
 from plait.policies.fair_share import by_project, half_life_s, member_use
 from plait.policies.ignored_requests import remarks
 
-#: The best and safest on a mixed queue of plain and attached jobs: docs/explanation/preemption.md has the table.
-DEFAULT_POLICY = "tiresias-l"
+#: The best mean and 99th percentile on a mixed queue of plain and attached jobs: docs/explanation/preemption.md has the
+#: table. Jobs of unknown length go by what jobs like them took.
+DEFAULT_POLICY = "plait"
 #: The same where switches have memory to grant.
-NETWORK_POLICY = "tiresias-l:placement=netpack,ina=inalloc"
+NETWORK_POLICY = "plait:placement=netpack,ina=inalloc"
 
 
 #: Lets something be done, elsewhere and later perhaps.

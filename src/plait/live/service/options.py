@@ -38,7 +38,7 @@ class ServiceOptions:
     port: int = option("Port to listen on", default=0, unset="a free one", least=0, most=65535)
     agent_port: int = option("Port to listen on for agents", default=0, unset="a free one", least=0, most=65535)
     policy: str | None = option(
-        "Policy that `plait policies` lists", default=None, unset="the last one, at first tiresias-l", short="p"
+        "Policy that `plait policies` lists", default=None, unset="the last one, at first plait", short="p"
     )
     round_s: float = _scheduler("round_s")
     db: str | None = option(

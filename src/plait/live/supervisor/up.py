@@ -46,7 +46,7 @@ from plait.network.topology.declared import NONE, Declared, read_network
 from plait.network.topology.shapes import SHAPES
 
 #: A policy that grants memory of switches.
-EXAMPLE = "tiresias-l:ina=inalloc"
+EXAMPLE = "plait:ina=inalloc"
 
 
 def start(layout: Layout, given: dict[str, Any]) -> Client:

@@ -27,7 +27,7 @@ def show_cluster(found: NetworkOfCluster) -> None:
     typer.echo(plain_lines(f"network {found.network}"))
     if not found.grants:
         policy = plain_lines(found.policy)
-        typer.echo(f"policy {policy} grants no memory of switches: choose one with ina=, e.g. tiresias-l:ina=inalloc")
+        typer.echo(f"policy {policy} grants no memory of switches: choose one with ina=, e.g. plait:ina=inalloc")
     rows = [
         (
             one.switch, one.state, one.node or "-", one.aggregators, one.granted, f"{one.held:g}",
