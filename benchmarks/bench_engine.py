@@ -5,8 +5,9 @@
 The alternative to runs in rounds is the same engine with a decision at every event, which shows what rounds save. With
 guests (`antman`, half of the jobs opportunistic) it is `fifo-backfill` on the same jobs. Policies that are driven
 message by message at every event are compared with their own rounds. Speed against the naive reference is in
-`bench_naive.py`, at sizes that the reference can handle. `--quick` is a tenth; `--million`, `--guests` and
-`--stretched` (20,000 jobs beside the loop in C) are parts.
+`bench_naive.py`, at sizes that the reference can handle. `--quick` is a tenth; `--million`, `--guests`,
+`--messages` (policies that are driven message by message) and `--stretched` (20,000 jobs beside the loop in C) are
+parts.
 
 Runs at every event are also compared with SRSF as a loop in C over all active jobs, where its source is beside the
 repository (`../shared/peers/srsf.c`): a file with the number of jobs, their submissions, durations and GPUs and a
@@ -55,6 +56,9 @@ def main() -> None:
         return
     if "--stretched" in sys.argv:
         common.show(beside_c(20_000, 63))
+        return
+    if "--messages" in sys.argv:
+        common.show(message_by_message(200 if small else 2_000))
         return
     figures = []
     if "--guests" not in sys.argv:
