@@ -66,7 +66,8 @@ class Quanta:
                 self._any.clear()
                 here = self._at.setdefault(place, deque(maxlen=LATE))
         first = not here
-        self._times.append(1.0 if first else whole_s / min(here))
+        # A quantum may take no time by the clock: that tells nothing of growth.
+        self._times.append(whole_s / min(here) if here and min(here) > 0.0 else 1.0)
         here.append(whole_s)
         self._any.append(whole_s)
         if alone:

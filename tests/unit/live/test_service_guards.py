@@ -137,9 +137,9 @@ def test_each_node_of_this_machine_gets_a_secret_of_its_own(tmp_path: Path, monk
 
     monkeypatch.setattr(host, "DetachedProcess", lambda *words, **more: None)
     backend = LocalBackend(Layout(tmp_path), 2, 1, False)
-    for node in backend.nodes.values():
-        backend._spawn(node)
-        backend._spawn(node)
+    for name in backend.nodes:
+        assert backend.ensure_node_agent(name)
+        assert backend.ensure_node_agent(name)
     files = [tmp_path / "nodes" / name / "enrol" for name in backend.nodes]
     assert len({file.read_text() for file in files}) == 2
     assert all(file.stat().st_mode & 0o077 == 0 for file in files)
@@ -157,8 +157,8 @@ def test_nodes_of_a_home_that_had_one_secret_for_all_get_their_own(
     backend = LocalBackend(Layout(tmp_path), 2, 1, False)
     for folder in (tmp_path, *(make_private(tmp_path / "nodes" / name) for name in backend.nodes)):
         write_secret(folder / "enrol", common)
-    for name, node in backend.nodes.items():
-        backend._spawn(node)
+    for name in backend.nodes:
+        assert backend.ensure_node_agent(name)
         secret = (tmp_path / "nodes" / name / "enrol").read_text().strip()
         assert secret != common
         speaks_for(known.agent(f"Bearer {secret}"), name)  # raises where it may not
