@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.sharing_cases import Bench
 
 from plait.sharing.coordinator import CODEC
 from plait.sharing.directive import Reached, Sharer, StepStats
 from plait.sharing.share_law import CAREFUL, HANGS_S, LEAST_CAP, OBEY_S, RAMP, UNHEARD_S, decided, described, shares
 from plait.sharing.share_state import RETRY_S, Guests, ShareState
+from sharing_cases import Bench
 
 STEP_S, TICK_S = 0.2, 0.1
 
