@@ -38,7 +38,7 @@ from plait.core.jobs.keys import CLOCK_S, TICK_S
 from plait.core.plan import NO_GROUPS, Gate, Groups, Plan
 from plait.core.policy import DEADLINE, PRIORITY, View
 from plait.placement import Scheme, place
-from plait.placement.packing import How, Placement
+from plait.placement.packing import How, Placement, allowed_kinds
 from plait.policies.fair_share import levels
 
 if TYPE_CHECKING:
@@ -330,6 +330,16 @@ class Composed:
         left_s: FloatArray = np.maximum(self.wait_lengths * length_s, LEAST_WAIT_S) - waited_s
         return left_s
 
+    def due(self, view: View, left_s: FloatArray) -> BoolArray:
+        """Which jobs go first by `wait_lengths`: of those past the bound (`first_in_s`) the first on `DUE_SHARE`."""
+        jobs = view.jobs
+        due = _possible(view, left_s <= CLOCK_S)
+        since_s = np.where(jobs.running, -math.inf, left_s)
+        first = np.flatnonzero(due)[np.argsort(since_s[due], kind="stable")]
+        before = np.cumsum(jobs.gpus[first]) - jobs.gpus[first]
+        due[first[before >= DUE_SHARE * view.node_gpus.sum()]] = False
+        return due
+
     def _keys(
         self, view: View, ranking: Ranking
     ) -> tuple[tuple[FloatArray | IntArray | BoolArray, ...], BoolArray, float]:
@@ -343,13 +353,9 @@ class Composed:
         left_s = self.first_in_s(jobs, ranking.length_s)
         if left_s is None:
             return (*urgent, *ranking.keys), np.zeros(len(jobs), dtype=np.bool_), until
-        due = left_s <= CLOCK_S
+        due = self.due(view, left_s)
         # In the order in which they became due: otherwise jobs that become due later could go first without end.
         since_s = np.where(due, np.where(jobs.running, -math.inf, left_s), 0.0)
-        first = np.flatnonzero(due)[np.argsort(since_s[due], kind="stable")]
-        before = np.cumsum(jobs.gpus[first]) - jobs.gpus[first]
-        due[first[before >= DUE_SHARE * view.node_gpus.sum()]] = False
-        since_s[~due] = 0.0
         until = min(until, _next(np.where(jobs.running, math.inf, view.now_s + left_s), view.now_s))
         return (*urgent, ~due, since_s, *ranking.keys), due, until
 
@@ -362,7 +368,7 @@ class Composed:
         if math.isfinite(self.reserve_after_s):
             due_s = jobs.pending_since_s + self.reserve_after_s
             ends = np.where(jobs.running, math.inf, due_s)
-            strict = ends <= view.now_s + CLOCK_S
+            strict = _possible(view, ends <= view.now_s + CLOCK_S)
             if self.due_run_s > 0:
                 late = jobs.running & (due_s <= jobs.last_start_s + CLOCK_S)
                 stays = np.where(late, jobs.last_start_s + self.due_run_s, -math.inf)
@@ -578,6 +584,14 @@ def sort(keys: tuple[FloatArray | IntArray | BoolArray, ...]) -> IntArray:
         order = key.argsort()  # several times faster than a stable sort, and the same unless keys are equal
         return np.argsort(key, kind="stable") if has_ties(key, order) else order
     return np.lexsort(keys[::-1])
+
+
+def _possible(view: View, late: BoolArray) -> BoolArray:
+    """Which of these jobs need no more GPUs than are up; others would keep GPUs free until nodes come back."""
+    if late.any():
+        up = ((allowed_kinds(view)[:, None] >> view.cluster.node_kind) & 1) @ view.node_gpus
+        late = late & (view.jobs.gpus <= up)
+    return late
 
 
 def _next(times: FloatArray, now_s: float) -> float:

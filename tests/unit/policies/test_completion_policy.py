@@ -335,6 +335,18 @@ def test_no_group_holds_back_a_job_that_has_waited_for_too_long():
     assert [0 in plan.groups.jobs for plan in plans] == [False, True]
 
 
+@pytest.mark.parametrize("policy", ["plait", "plait:group=off,bound_s=3600", "fifo-backfill:reserve_after_s=3600"])
+def test_a_late_job_that_needs_more_gpus_than_are_up_holds_up_nobody(policy):
+    """It neither keeps GPUs free nor has the turn of a job that is late as well, which is longer than those behind."""
+    controller = Controller(make_policy(policy), Cluster.parse("2x8"))
+    others = [replace(job(i, work_s=50.0), submit_s=1.0) for i in range(2, 99)]
+    controller.handle(JobSubmitted(1.0, 0, JobBatch.of([job(0, 16, 10.0), job(1, work_s=60.0), *others])))
+    controller.handle(NodeLost(1.0, "n1"))
+    controller.handle(ReplanDue(4000.0))
+    assert len(controller.running.jobs) >= 8
+    assert 1 in controller.running.jobs
+
+
 def test_a_job_on_hold_does_not_wait():
     held, others = np.array([0]), JobBatch.of([replace(job(1, work_s=900.0), submit_s=9000.0)])
     controller = Controller(make_policy("plait"), Cluster.parse("1x1"))
