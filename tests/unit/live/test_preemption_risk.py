@@ -73,7 +73,7 @@ def test_a_waiting_job_has_the_time_when_it_goes_first_because_of_its_wait(clust
     c = cluster([1], policy="plait:wait_lengths=2,group=off", lost_s=1e5, lease_s=5e4)
     (holds,) = c.submit({"iterations": 100, "profile": {"gpu": 1.0}})
     c.pass_s(2.0)
-    c.nodes[0].report(holds, saves="nothing")  # so that none goes before it
+    c.nodes[0].report(holds, saves="nothing", held_s=800.0)  # so that none goes before it
     (waits,) = c.submit({"iterations": 400, "profile": {"gpu": 1.0}})
     c.pass_s(2.0)
     found = c.engine.explain(waits, c.now)
@@ -90,6 +90,7 @@ def test_a_waiting_job_has_the_time_when_it_goes_first_because_of_its_wait(clust
     ("policy", "first"),
     [
         ("plait:wait_lengths=inf,bound_s=7200", "it is among the first in 1 h 59 min, when it has waited 2 h 0 min"),
+        ("fifo-backfill:reserve_after_s=7200", "jobs behind wait for it in 1 h 59 min, when it has waited 2 h 0 min"),
         ("srsf", None),
     ],
 )
@@ -98,6 +99,21 @@ def test_other_bounds_on_waiting_are_named_too(cluster: Make, policy: str, first
     _, waits = c.submit({}, {})
     c.pass_s(2.0)
     assert c.engine.explain(waits, c.now).first == first
+
+
+def test_of_many_jobs_past_the_bound_some_are_not_among_the_first(cluster: Make) -> None:
+    c = cluster([1], policy="plait:group=off", lost_s=1e5, lease_s=5e4)
+    (holds,) = c.submit({"iterations": 9999, "profile": {"gpu": 1.0}})
+    c.pass_s(2.0)
+    c.nodes[0].report(holds, saves="nothing")
+    waiting = c.submit(*({"iterations": 10, "profile": {"gpu": 1.0}} for _ in range(2)))
+    c.pass_s(2.0)
+    c.now += 800.0
+    c.pass_s(1.0)
+    first, later = (c.engine.explain(job, c.now).first for job in waiting)
+    bound = "it has waited 8 times its length of about 10.0 s, and at least 10 min 0 s"
+    assert first == f"it is among the first, because {bound}"
+    assert later == f"{bound}; others that have waited too long go first, on 50% of the GPUs"
 
 
 LIMITS = [128, 4096, 32, 1024, 0]

@@ -49,7 +49,7 @@ from plait.live.scheduler.records.attempts import Attempt, JobRecord
 from plait.live.scheduler.records.event_words import stop_in_words
 from plait.live.scheduler.stops import NAMED, UNPLACED, time_left_s
 from plait.placement.reserved_nodes import barred_from
-from plait.policies.compose import LEAST_WAIT_S, Composed, Ranking
+from plait.policies.compose import DUE_SHARE, LEAST_WAIT_S, Composed, Ranking
 from plait.policies.fair_share import half_life_s, used
 from plait.policies.interleave import traits_of
 from plait.policies.kinds import LEVELS
@@ -188,8 +188,8 @@ def _waiting(ctx: Context, job: JobRecord, now_s: float) -> dict[str, Any]:
     out["position"] = 1 + int(((ranks < rank) | ((ranks == rank) & (waiting < job.number))).sum())
     out["waiting"] = len(waiting)
     out["waited_s"] = now_s - float(columns["pending_since_s"][job.number])
-    out["first"] = _first(ctx, controller, job, now_s)
     if views.too_large(ctx, controller, job) is None:  # otherwise it would wait in an empty queue, too
+        out["first"] = _first(ctx, controller, job, now_s)
         out["blockers"] = _blockers(ctx, controller, job)
     return out
 
@@ -202,14 +202,18 @@ def _first(ctx: Context, controller: Controller, job: JobRecord, now_s: float) -
     view = controller.view(max(now_s, controller.now_s))
     row, ranking = int(np.searchsorted(view.jobs.number, job.number)), policy.order(view)
     bounds = [(policy.reserve_after_s - float(view.jobs.waiting_s[row]), duration(policy.reserve_after_s))]
+    cut = False
     length_s = ranking.length_s if isinstance(ranking, Ranking) else None
     if length_s is not None and (left_s := policy.first_in_s(view.jobs, length_s)) is not None:
         times, length = f"{policy.wait_lengths:g} times its length", duration(length_s[row])
         bounds.append((float(left_s[row]), f"{times} of about {length}, and at least {duration(LEAST_WAIT_S)}"))
+        cut = bounds[0][0] > CLOCK_S and not policy.due(view, left_s)[row]
     in_s, bound = min(bounds)
+    then = "it is among the first" if policy.preempt else "jobs behind wait for it"
     if in_s <= CLOCK_S:
-        return f"it is among the first, because it has waited {bound}"
-    return f"it is among the first in {duration(in_s)}, when it has waited {bound}" if math.isfinite(in_s) else None
+        late = f"it has waited {bound}; others that have waited too long go first, on {DUE_SHARE:.0%} of the GPUs"
+        return late if cut else f"{then}, because it has waited {bound}"
+    return f"{then} in {duration(in_s)}, when it has waited {bound}" if math.isfinite(in_s) else None
 
 
 def _starting(ctx: Context, job: JobRecord) -> str:
