@@ -298,7 +298,7 @@ def _choose(buckets: Sequence[Bucket], method: Method) -> str:
     """Set the method of each bucket; return a sentence with the reason."""
     reasons = []
     for bucket in buckets:
-        jobs, classes = len(bucket.jobs), len(bucket.model.counts)
+        jobs, classes = len(bucket.jobs), int(np.count_nonzero(bucket.model.counts))
         about = f"{jobs} jobs of {classes} kinds on {bucket.gpus} GPUs"
         if method == "auto":
             few = classes <= EXACT_CLASSES and jobs >= EXACT_JOBS * max(1, classes // 8)

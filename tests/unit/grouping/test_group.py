@@ -253,6 +253,7 @@ class TestOneAnswer:
                 options = {"memory_limit_bytes": 4.0, "method": "blossom", "gpus_available": len(rows)}
                 lasting, own = group(jobs, cache=cache, bounded=False, **options), group(jobs, **options)
                 assert (lasting.groups, lasting.turns, lasting.speedup) == (own.groups, own.turns, own.speedup)
+                assert lasting.why == own.why
 
     def test_a_cache_knows_sets_in_any_order(self):
         cache = CountingCache()
