@@ -10,7 +10,18 @@ import pytest
 
 from plait.sharing.coordinator import CODEC
 from plait.sharing.directive import Reached, Sharer, StepStats
-from plait.sharing.share_law import CAREFUL, HANGS_S, LEAST_CAP, OBEY_S, RAMP, UNHEARD_S, decided, described, shares
+from plait.sharing.share_law import (
+    CAREFUL,
+    HANGS_S,
+    LEAST_CAP,
+    OBEY_S,
+    RAMP,
+    UNHEARD_S,
+    decided,
+    described,
+    divided,
+    shares,
+)
 from plait.sharing.share_state import RETRY_S, Guests, ShareState
 from sharing_cases import Bench
 
@@ -377,3 +388,8 @@ def test_changes_of_shares_are_counted_and_acknowledged() -> None:
     assert seen == 1.0
     assert len({number for number, _ in numbers}) == len(numbers)
     assert bench.directives["host"].share_number == 0
+
+
+def test_shares_are_divided_by_weight() -> None:
+    assert divided(0.6, {"a": 1.0, "b": 2.0, "c": 3.0}) == pytest.approx({"a": 0.1, "b": 0.2, "c": 0.3})
+    assert divided(1.0, {}) == {}

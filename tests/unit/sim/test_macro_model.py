@@ -81,6 +81,12 @@ def test_most_random_patterns_are_within_fifteen_per_cent() -> None:
     assert sorted(off)[len(off) // 2] <= 0.05
 
 
+def test_it_is_a_function() -> None:
+    first = macro("80+20", 4, Mode.LAW)
+    estimate.cache_clear()
+    assert macro("80+20", 4, Mode.LAW) == first
+
+
 def test_several_guests_get_more_of_gaps_that_one_locks_into() -> None:
     load = PATTERNS["80+20"].load
     one, two = (estimate(load, 0.02, guests=guests, seconds=200.0).slack_share for guests in (1, 2))
