@@ -283,7 +283,8 @@ class GuestWaitReasons(Mapping[int, str]):
             )
         guests = counted(self._policy.max_per_gpu, "opportunistic job")
         others, have = (f"all but {there} are", "have") if there else ("every GPU is", "has")
-        why = f"{needs} to share; {others} {self._policy.limit:.0%} busy, short of memory, or {have} {guests} already"
+        busy = f"{self._policy.limit:.0%} busy" + " (GPU, storage or cores)" * self._policy.crowding
+        why = f"{needs} to share; {others} {busy}, short of memory, or {have} {guests} already"
         gang = jobs.gpus[row] > 1 and len(self._view.cluster.nodes) > 1
         return f"{why}; a gang shares GPUs with guaranteed jobs on one node only" if gang else why
 

@@ -409,7 +409,9 @@ def test_a_guest_goes_where_hosts_leave_the_storage_and_cores_that_it_needs() ->
         assert here.gpus(guests=True) == places
     here.submit(job("third", 1, O, profile=loads)).finish(2).finish(3).finish(1).decide()
     assert here.gpus(guests=True) == {4: (1,)}
-    assert here.submit(job("fourth", 1, O, profile=loads), job("host", profile=loads)).decide().reasons.keys() == {5}
+    reasons = here.submit(job("fourth", 1, O, profile=loads), job("host", profile=loads)).decide().reasons
+    assert reasons.keys() == {5}
+    assert "every GPU is 80% busy (GPU, storage or cores), short of memory" in reasons[5]
 
 
 def test_a_job_with_cores_of_its_own_competes_for_none() -> None:
@@ -718,7 +720,10 @@ def test_the_walk_does_what_its_reference_does_compiled_or_not(
     chance = random.Random(seed)
     here = crowded_house(chance, seed)
     for i in range(50):
-        here.submit(replace(drawn_job(chance, i), cpus=chance.choice([0.0, 2.0, 6.0])))
+        reads = StageProfile.of(storage=chance.choice([0.2, 0.9]), gpu=0.1)
+        given = drawn_job(chance, i)
+        profile = chance.choice([given.profile, reads])
+        here.submit(replace(given, profile=profile, cpus=chance.choice([0.0, 2.0, 6.0])))
         if i % 10 == 9:
             least, most = chance.choice([0.3, 0.7, 1.0]), chance.choice([1, 2])
             here.policy = replace(here.policy, max_per_gpu=most, least_memory=least)

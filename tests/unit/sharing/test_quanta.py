@@ -33,6 +33,13 @@ def test_quanta_that_grow_are_reported_as_they_do() -> None:
     assert 0.7 * own_s <= took_s == counts_s <= own_s
 
 
+def test_quanta_may_be_shorter_than_a_tick_of_the_clock() -> None:
+    quanta = Quanta()
+    for whole_s in (0.0, 0.002):
+        quanta.step()
+        assert quanta.ended(whole_s, alone=False)[0] == 0.0
+
+
 def test_a_long_quantum_that_a_host_meets_counts_until_the_host_came() -> None:
     quanta = Quanta()
     for _ in range(RECENT):
