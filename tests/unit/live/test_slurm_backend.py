@@ -167,6 +167,8 @@ def test_nodes_with_jobs_are_emptied_when_jobs_are_worth_fewer_those_with_least_
     assert plan_allocations(three, 4, FOUR, empty=True) == Moves(drain=(2, 3))
     asked = [three[0], up(2, used=1, refused=2), up(3, used=2, refused=1)]  # of jobs that cannot resume
     assert plan_allocations(asked, 4, FOUR, empty=True) == Moves(drain=(1, 3))
+    rested = [three[0], up(2, used=0, idle_s=90.0, refused=1), up(3, used=0, idle_s=61.0)]  # 2: jobs of cores alone
+    assert plan_allocations(rested, 8, FOUR) == Moves(drain=(3,))
     idle = up(4, used=0, idle_s=61.0)
     assert plan_allocations([*three, idle], 12, AllocationLimits(4, 0, 4, 60.0), empty=True) == Moves(drain=(4,))
     assert plan_allocations(three, 4, AllocationLimits(4, 3, 3, 60.0), empty=True) == Moves()

@@ -101,7 +101,7 @@ def plan_allocations(held: Sequence[Held], wanted_gpus: int, limits: AllocationL
     unwanted = sorted(pending, key=lambda one: -one.job)[: max(surplus, 0)]
     surplus -= len(unwanted)
     idle = [one for one in fresh if one.joined and not one.used and one.idle_s >= limits.idle_s]
-    going = sorted(idle, key=lambda one: (-one.idle_s, one.job))[: max(surplus, 0)]
+    going = sorted(idle, key=lambda one: (one.refused, -one.idle_s, one.job))[: max(surplus, 0)]
     if empty:
         busy = [one for one in fresh if one.joined and one not in going]
         going += sorted(busy, key=lambda one: (one.refused, one.used, one.job))[: max(surplus - len(going), 0)]
