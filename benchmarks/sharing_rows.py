@@ -292,6 +292,10 @@ def _varying() -> Iterator[Row]:
         "1 ms, one in 200 of 200 ms": Opportunistic("guest-0", 1 * MS, rare=200, rare_s=200 * MS),
         "2 ms, 100 ms after 400 s": Opportunistic("guest-0", 2 * MS, later=(400.0, 100 * MS)),
         "50 ms, one in 12 of 1 ms": Opportunistic("guest-0", 50 * MS, rare=12, rare_s=1 * MS),
+        "2 ms that grow to 200 ms": Opportunistic("guest-0", 2 * MS, growth=math.log(100) / SECONDS),
+        "2 ms that grow to 200 ms, 200 a step": Opportunistic(
+            "guest-0", 2 * MS, quanta=200, growth=math.log(100) / SECONDS
+        ),
     }
     for name, guest in kinds.items():
         for cv, reporting, how in (

@@ -25,6 +25,9 @@ MISSED = {
     # Quanta that differ: docs/explanation/weaknesses.md.
     ("quanta of 8 ms, lognormal 1.2, CV 20%", 3), ("quanta of 50 ms, one in 12 of 1 ms, CV 20%", 2),
     ("quanta of 50 ms, one in 12 of 1 ms, CV 20%", 3), ("quanta of 1 ms, one in 200 of 200 ms, CV 5%", 1),
+    ("quanta of 2 ms that grow to 200 ms, CV 5%", 3),
+    *((f"quanta of 2 ms that grow to 200 ms, 200 a step, CV {cv}", seed)
+      for cv in ("5%", "20%", "5%, counted", "20%, counted") for seed in (1, 2, 3)),
 }  # fmt: skip
 #: Seconds of a short row, and where its share counts from: the ramp is behind it.
 SHORT_S, FROM_S = 150.0, 60.0

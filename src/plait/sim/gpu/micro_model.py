@@ -221,6 +221,8 @@ class _Guest:
         quantum_s = later_quantum_s if self.next_s >= later_s else job.quantum_s
         if job.rare and self.chance() * job.rare < 1.0:
             return job.rare_s
+        if job.growth:
+            quantum_s *= math.exp(job.growth * self.next_s)
         if job.spread:
             return quantum_s * math.exp(self.noise(0.0, job.spread))
         return quantum_s * self.noise(1.0, NOISE)

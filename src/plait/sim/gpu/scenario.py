@@ -161,6 +161,7 @@ class Opportunistic:
     `curve` gives its speed, relative to that with `wants_bytes`, at parts of them: (part, speed) in rising order.
     `live_bytes` stay in use at step boundaries. One in `rare` quanta takes `rare_s` instead. `spread`: standard
     deviation of the logarithm of quanta, whose median is then `quantum_s`. From `later[0]` seconds on it is `later[1]`.
+    `growth`: quanta take `exp(growth * t)` times as long after `t` seconds.
     """
 
     name: str
@@ -176,6 +177,7 @@ class Opportunistic:
     rare_s: float = 0.0
     spread: float = 0.0
     later: tuple[float, float] = (NEVER, 0.0)
+    growth: float = 0.0
 
     def speed(self, limit_bytes: int) -> float:
         """Relative speed within a limit, straight between the points of the curve."""
