@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from plait.core.codec.values import Codec
 from plait.core.errors import InputError
-from plait.sharing import memory_law, share_law
+from plait.sharing import memory_law, quanta, share_law
 from plait.sharing.directive import Action, Device, Directive, Reached, Sharer, StepStats
 from plait.sharing.memory_law import JobMemory, MemoryState
 from plait.sharing.share_law import DECAY
@@ -58,7 +58,8 @@ class SeenSteps:
         if self.sum_s == 0.0:
             return max(self.quantum_s, now_s)
         late_s = min(self.last_s) if len(self.last_s) == GROWN else 0.0
-        return max((self.sum_s2 + now_s * now_s) / (self.sum_s + now_s), late_s)
+        met_s = (self.sum_s2 + now_s * now_s) / (self.sum_s + now_s)
+        return late_s if late_s > quanta.GROWN * met_s else met_s  # by less they only vary
 
 
 @dataclass(frozen=True, slots=True)
