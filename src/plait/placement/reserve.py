@@ -19,6 +19,7 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import cast
 
 import numpy as np
@@ -43,9 +44,9 @@ def hold_back(view: View, plan: Plan, preempts: bool) -> Plan:
     """The plan without starts that would keep its first waiting job from starting, and with a reservation for it.
 
     `preempts`: whether the policy stops running jobs for jobs ahead of them in `Plan.order`. Plans with reservations of
-    their own or with guests, and plans for jobs that may all be stopped, are returned unchanged.
+    their own, and plans for jobs that may all be stopped, are returned unchanged.
     """
-    if plan.reservations or plan.groups.guest is not None or not _some_stay(view):
+    if plan.reservations or not _some_stay(view):
         return plan
     planned = _Planned(view, plan, preempts)
     if not planned.queue or not (planned.free.any() or planned.starts.any()):
@@ -106,22 +107,40 @@ class _Hold:
 
 @dataclass(frozen=True)
 class _Planned:
-    """A plan as arrays: one value a row of `view.jobs`, a group of the plan, or a member of one."""
+    """A plan as arrays: one value a row of `view.jobs`, a group of `groups`, or a member of one."""
 
     view: View
     plan: Plan
     preempts: bool
 
     @cached_property
+    def groups(self) -> Groups:
+        """The plan's groups; those that share GPUs, as guests do, are one: the GPUs are free when all have left."""
+        if self.plan.groups.guest is None:
+            return self.plan.groups
+        on_gpu: dict[int, list[Group]] = {}
+        for group in self.plan.groups:
+            met = {id(on_gpu[gpu]): on_gpu[gpu] for gpu in group.gpus if gpu in on_gpu}
+            together = [group, *chain.from_iterable(met.values())]
+            on_gpu |= dict.fromkeys(chain.from_iterable(one.gpus for one in together), together)
+        return Groups.of(
+            Group(
+                tuple(chain.from_iterable(one.members for one in together)),
+                tuple(sorted(set(chain.from_iterable(one.gpus for one in together)))),
+            )
+            for together in {id(one): one for one in on_gpu.values()}.values()
+        )
+
+    @cached_property
     def row(self) -> IntArray:
         """The row of each member; -1 for one that has just ended."""
-        number, jobs = self.view.jobs.number, self.plan.groups.jobs
+        number, jobs = self.view.jobs.number, self.groups.jobs
         row = np.minimum(np.searchsorted(number, jobs), len(number) - 1)
         return np.where(number[row] == jobs, row, -1)
 
     @cached_property
     def group(self) -> IntArray:
-        return self.plan.groups.group_of_member()
+        return self.groups.group_of_member()
 
     @cached_property
     def starts(self) -> BoolArray:
@@ -159,7 +178,7 @@ class _Planned:
         """GPUs of nodes that are up or silent and on which no job of the plan runs."""
         cluster = self.view.cluster
         free = (cluster.node_up | self.silent)[cluster.gpu_node]
-        free[self.plan.groups.gpus] = False
+        free[self.groups.gpus] = False
         return free
 
     @cached_property
@@ -187,7 +206,7 @@ class _Planned:
 
     def _of_groups(self, members: IntArray, values: FloatArray, start: float) -> FloatArray:
         """The maximum of `values`, one a member in `members`, over each group."""
-        out = np.full(len(self.plan.groups), start)
+        out = np.full(len(self.groups), start)
         np.maximum.at(out, self.group[members], values)
         return out
 
@@ -242,7 +261,7 @@ class _Planned:
 
     def touches(self, gpus: BoolArray) -> BoolArray:
         """Whether each group has one of these GPUs (cluster,)."""
-        groups = self.plan.groups
+        groups = self.groups
         if not len(groups):
             return np.zeros(0, dtype=np.bool_)
         out: BoolArray = np.logical_or.reduceat(gpus[groups.gpus], groups.first_gpu[:-1])
@@ -254,7 +273,7 @@ class _Planned:
         late: BoolArray = self.starts & behind & self.touches(hold.gpus)[self.group]
         if not late.any():
             return late
-        jobs, groups, rows = self.view.jobs, self.plan.groups, self.row
+        jobs, groups, rows = self.view.jobs, self.groups, self.row
         restart_s = np.nan_to_num(jobs.restart_s[rows], nan=0.0)
         alone = (np.diff(groups.first_job) == 1)[self.group] & (groups.gpu_count()[self.group] >= jobs.gpus[rows])
         ends_s = jobs.most_left_s[rows] + restart_s
@@ -269,7 +288,7 @@ class _Room:
     """Finds GPUs next to groups of a plan, for jobs of the view or for whole groups."""
 
     def __init__(self, planned: _Planned, node_up: BoolArray) -> None:
-        view, groups = planned.view, planned.plan.groups
+        view, groups = planned.view, planned.groups
         self._cluster, self._jobs, self._node_up = view.cluster, view.jobs, node_up
         self._gpus, self._first = groups.gpus, groups.first_gpu
         per_gpu = demands(view.jobs)
@@ -343,7 +362,7 @@ def _applied(planned: _Planned, hold: _Hold) -> Plan:
     gpus = tuple(np.flatnonzero(held).tolist())
     waits = ~np.isin(view.jobs.number, new.groups.jobs) & (planned.rank < len(planned.rank))
     shut_out = waits & (planned.rank > planned.rank[hold.head]) & (view.jobs.gpus <= len(gpus))
-    shut_out[np.searchsorted(view.jobs.number, np.setdiff1d(plan.groups.jobs[late], new.groups.jobs))] = True
+    shut_out[np.searchsorted(view.jobs.number, np.setdiff1d(planned.groups.jobs[late], new.groups.jobs))] = True
     new = replace(
         new,
         reasons=_HoldReasons(plan.reasons, planned, hold, shut_out),
@@ -356,16 +375,17 @@ def _applied(planned: _Planned, hold: _Hold) -> Plan:
 def _without(planned: _Planned, hold: _Hold, late: BoolArray) -> Groups:
     """The plan's groups without members that are `late`.
 
-    Running groups that would have been stopped for these continue, and whole groups start elsewhere if they fit there.
+    Running groups that would have been stopped for these continue, and whole groups, but no guests, start elsewhere if
+    they fit there.
     """
     view, plan = planned.view, planned.plan
-    names, touched = set(plan.groups.jobs[late].tolist()), set(planned.group[late].tolist())
+    names = set(planned.groups.jobs[late].tolist())
     kept, whole = [], []
-    for at, group in enumerate(plan.groups):
+    for group in plan.groups:
         left = tuple(member for member in group.members if member.job not in names)
         if left:
-            kept.append(group if at not in touched else replace(group, members=left))
-        else:
+            kept.append(group if len(left) == len(group.members) else replace(group, members=left))
+        elif not group.guest:
             whole.append(group)
     kept += _continued(view, kept, {gpu for group in whole for gpu in group.gpus})
     groups = Groups.of(kept)

@@ -334,8 +334,7 @@ class Composed:
         """Which jobs go first by `wait_lengths`: of those past the bound (`first_in_s`) the first on `DUE_SHARE`."""
         jobs = view.jobs
         due = _possible(view, left_s <= CLOCK_S)
-        since_s = np.where(jobs.running, -math.inf, left_s)
-        first = np.flatnonzero(due)[np.argsort(since_s[due], kind="stable")]
+        first = np.flatnonzero(due)[np.argsort(_due_at_s(view, left_s)[due], kind="stable")]
         before = np.cumsum(jobs.gpus[first]) - jobs.gpus[first]
         due[first[before >= DUE_SHARE * view.node_gpus.sum()]] = False
         return due
@@ -354,8 +353,7 @@ class Composed:
         if left_s is None:
             return (*urgent, *ranking.keys), np.zeros(len(jobs), dtype=np.bool_), until
         due = self.due(view, left_s)
-        # In the order in which they became due: otherwise jobs that become due later could go first without end.
-        since_s = np.where(due, np.where(jobs.running, -math.inf, left_s), 0.0)
+        since_s = np.where(due, _due_at_s(view, left_s), 0.0)
         until = min(until, _next(np.where(jobs.running, math.inf, view.now_s + left_s), view.now_s))
         return (*urgent, ~due, since_s, *ranking.keys), due, until
 
@@ -584,6 +582,13 @@ def sort(keys: tuple[FloatArray | IntArray | BoolArray, ...]) -> IntArray:
         order = key.argsort()  # several times faster than a stable sort, and the same unless keys are equal
         return np.argsort(key, kind="stable") if has_ties(key, order) else order
     return np.lexsort(keys[::-1])
+
+
+def _due_at_s(view: View, left_s: FloatArray) -> FloatArray:
+    """When each job was past its bound, seconds from now: before it started, if it runs."""
+    # If jobs that run went before the others, a stream of late narrow ones would let no late wide one start.
+    at_s: FloatArray = np.where(view.jobs.running, view.jobs.last_start_s - view.now_s + left_s, left_s)
+    return at_s
 
 
 def _possible(view: View, late: BoolArray) -> BoolArray:

@@ -26,7 +26,7 @@ from plait.sim.run import Step, simulate
 
 PLAIN, ON_STOP = Checkpoints.NEVER, Checkpoints.ON_STOP
 #: Policies of each kind: preempting, sharing, with slices, rounds and leases of their own, and without preemption.
-KINDS = ["tiresias-l", "muri-l", "srsf", "gandiva", "fifo-backfill", "drf", "sia:interval_s=300"]
+KINDS = ["tiresias-l", "muri-l", "srsf", "gandiva", "fifo-backfill", "drf", "sia:interval_s=300", "plait"]
 
 
 def job(name: str, seconds: float | None, gpus: int = 1, at_s: float = 0.0, **more: object) -> JobSpec:
@@ -293,18 +293,31 @@ def test_a_policy_without_an_order_has_that_of_priority_and_submission() -> None
 class Joining:
     """The first waiting narrow job joins the group of the first running one."""
 
+    def joined(self, groups: list[Group], member: Member) -> list[Group]:
+        return [Group((*groups[0].members, member), groups[0].gpus), *groups[1:]]
+
     def decide(self, view: View) -> Plan:
         jobs, groups = view.jobs, list(view.running)
         new = [n for n, g, r in zip(jobs.number.tolist(), jobs.gpus, jobs.running, strict=True) if g == 1 and not r]
         if new and groups:
-            groups[0] = Group((*groups[0].members, Member(new[0])), groups[0].gpus)
+            groups = self.joined(groups, Member(new[0]))
         elif not groups:
             groups = [Group((Member(number),), (at,)) for at, number in enumerate(new[:2])]
         return Plan.of(groups)
 
 
-def test_no_plain_job_joins_one_in_the_way_of_the_first() -> None:
-    c = on("1x2", Joining(), job("a", None), job("b", None))
+class Hosting(Joining):
+    """Likewise, as guests."""
+
+    guests = 1
+
+    def joined(self, groups: list[Group], member: Member) -> list[Group]:
+        return [*groups, Group((member,), groups[0].gpus, guest=True)]
+
+
+@pytest.mark.parametrize("policy", [Joining(), Hosting()])
+def test_no_plain_job_joins_one_in_the_way_of_the_first(policy: Policy) -> None:
+    c = on("1x2", policy, job("a", None), job("b", None))
     submit(c, 2.0, job("c", None))
     assert where(c)["c"] == (0,)
     submit(c, 3.0, job("wide", None, gpus=2, priority=5.0), job("d", None))

@@ -387,6 +387,16 @@ def test_a_wide_plain_job_waits_for_a_multiple_of_its_own_length(knows, load, bu
     assert waited_s <= bound_s if np.isfinite(lengths) else waited_s > 8 * 3600.0
 
 
+def test_jobs_that_are_late_ever_again_do_not_keep_back_a_late_job_that_needs_more_gpus():
+    """A minute's job each 7.5 s on eight GPUs, behind a line of 208: each waits 26 min, past its bound."""
+    narrow = [replace(job(i, work_s=7.5 * min(i + 1, 8)), submit_s=7.5 * max(i - 207, 0)) for i in range(1500)]
+    jobs = sorted([*narrow, replace(job(1500, 8, 600.0), submit_s=10.0)], key=lambda spec: spec.submit_s)
+    done = simulate(JobBatch.of(jobs), Cluster.parse("1x8"), make_policy("plait:group=off"), make_world("ideal"))
+    wide = int(np.argmax([spec.gpus for spec in jobs]))
+    assert done.controller.job_store.columns["first_start_s"][wide] <= 8 * 600.0 + 10 * 208
+    assert jobs[-1].submit_s > 9600.0
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
