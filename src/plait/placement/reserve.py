@@ -19,13 +19,12 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from typing import cast
 
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.core.jobs import Checkpoints
+from plait.core.jobs import Checkpoints, JobClass
 from plait.core.plan import Group, Groups, Plan, Reservation
 from plait.core.policy import View
 from plait.core.words import counted
@@ -44,9 +43,9 @@ def hold_back(view: View, plan: Plan, preempts: bool) -> Plan:
     """The plan without starts that would keep its first waiting job from starting, and with a reservation for it.
 
     `preempts`: whether the policy stops running jobs for jobs ahead of them in `Plan.order`. Plans with reservations of
-    their own, and plans for jobs that may all be stopped, are returned unchanged.
+    their own or with guests by class, and plans for jobs that may all be stopped, are returned unchanged.
     """
-    if plan.reservations or not _some_stay(view):
+    if plan.reservations or not _some_stay(view) or _by_class(view, plan.groups.guests.jobs):
         return plan
     planned = _Planned(view, plan, preempts)
     if not planned.queue or not (planned.free.any() or planned.starts.any()):
@@ -91,6 +90,11 @@ def _some_stay(view: View) -> bool:
     return bool((view.jobs.checkpoints == int(Checkpoints.NEVER)).any())
 
 
+def _by_class(view: View, guests: IntArray) -> bool:
+    """Whether guests are opportunistic jobs: they wait for no other guest, and their policy reserves for guaranteed."""
+    return bool((view.jobs.job_class[np.isin(view.jobs.number, guests)] != int(JobClass.GUARANTEED)).any())
+
+
 @dataclass(frozen=True, slots=True)
 class _Hold:
     """GPUs (cluster,) that the job in row `head` gets when the groups `behind` have left them, seconds.
@@ -118,18 +122,13 @@ class _Planned:
         """The plan's groups; those that share GPUs, as guests do, are one: the GPUs are free when all have left."""
         if self.plan.groups.guest is None:
             return self.plan.groups
-        on_gpu: dict[int, list[Group]] = {}
+        parts: dict[int, Group] = {}  # by GPU
         for group in self.plan.groups:
-            met = {id(on_gpu[gpu]): on_gpu[gpu] for gpu in group.gpus if gpu in on_gpu}
-            together = [group, *chain.from_iterable(met.values())]
-            on_gpu |= dict.fromkeys(chain.from_iterable(one.gpus for one in together), together)
-        return Groups.of(
-            Group(
-                tuple(chain.from_iterable(one.members for one in together)),
-                tuple(sorted(set(chain.from_iterable(one.gpus for one in together)))),
-            )
-            for together in {id(one): one for one in on_gpu.values()}.values()
-        )
+            met = {id(parts[gpu]): parts[gpu] for gpu in group.gpus if gpu in parts}.values()
+            members = tuple(member for one in (group, *met) for member in one.members)
+            gpus = tuple(sorted({gpu for one in (group, *met) for gpu in one.gpus}))
+            parts |= dict.fromkeys(gpus, Group(members, gpus))
+        return Groups.of({id(part): part for part in parts.values()}.values())
 
     @cached_property
     def row(self) -> IntArray:
