@@ -42,7 +42,7 @@ def test_guests_run_beside_their_host_and_outlive_agents_and_it(tmp_path: Path) 
             "gpu_memory": 2e9, "retries": 5,
         }  # fmt: skip
 
-    options = {"policy": "antman:max_per_gpu=2,auto_after_s=0", "round": 0.5}
+    options = {"policy": "antman:max_per_gpu=2,auto_after_s=0,crowding=off", "round": 0.5}
     with (
         Cluster(tmp_path / "home", nodes=1, slots=1, options=options, slot_memory_gb=16.0) as cluster,
         cluster.client() as client,

@@ -381,7 +381,7 @@ def test_jobs_of_two_accounts_take_turns(lab):
     """The files of their gate are open to both accounts, and to no other."""
     lab.client.set_policy("muri-l")
     parts = {"cpu": 0.03, "gpu": 0.01}, {"cpu": 0.01, "gpu": 0.03}
-    jobs = [submit_turns(lab, user, parts[i]) for _ in range(2) for i, user in enumerate(USERS)]
+    jobs = [submit_turns(lab, user, parts[i], gpu_memory=1e9) for _ in range(2) for i, user in enumerate(USERS)]
     groups = [json.loads(text.removeprefix("tokens ")) for text in turns_of(lab, jobs)]
     mixed = [one for one in groups if len({lab.client.job(f"j-{number}").user for number in one}) == 2]
     assert mixed, groups
