@@ -238,6 +238,35 @@ def test_a_gpu_that_a_job_has_for_itself_shows_what_it_needs_once_it_has_run_for
         assert sorted(runs(node)) == ([0, 1] if known_gb else [0])
 
 
+def test_a_job_that_has_always_been_alone_needs_what_its_gpu_shows_after_the_first_minute_too(cluster: Make) -> None:
+    """A script fills its GPU when its first step is made, which may be later than a minute after its start."""
+    c = cluster((), policy="plait")
+    node = Node(c, "n0", 1)
+    node.info, c.nodes = replace(node.info, gpu_memory_bytes=80 * GB), [node]
+    c.submit({"profile": {"cpu": 0.2, "gpu": 0.1}})
+    for used_gb, known_gb in ((20, 21), (60, 63), (30, 63)):
+        node.usage = Usage(means=[GpuMean(0.5, used_gb * GB)])
+        c.pass_s(65)
+        assert c.engine.state.controller.job_store.columns["gpu_memory_bytes"][0] == known_gb * GB
+    c.submit({"profile": {"gpu": 0.2, "cpu": 0.1}, "gpu_memory": 20 * GB})
+    c.pass_s(5)
+    assert sorted(runs(node)) == [0]
+
+
+@pytest.mark.parametrize("before", ["antman", "tiresias-l"])
+def test_a_policy_that_shares_gpus_learns_at_once_what_jobs_need_that_ran_before(before: str, cluster: Make) -> None:
+    c = cluster((), policy=before)
+    node = Node(c, "n0", 1)
+    node.info, c.nodes = replace(node.info, gpu_memory_bytes=80 * GB), [node]
+    c.submit({"profile": {"cpu": 0.2, "gpu": 0.1}}, {"profile": {"gpu": 0.2, "cpu": 0.1}, "gpu_memory": 20 * GB})
+    c.pass_s(5)
+    node.report(0, memory=Memory(30 * GB, 25 * GB), steps=5.0, step_s=0.3)
+    c.pass_s(20)
+    c.engine.set_policy("plait", c.now)
+    c.pass_s(20)
+    assert sorted(runs(node)) == [0, 1]
+
+
 def test_a_guest_that_gets_nothing_is_seen_to_stand_still(shared: Cluster) -> None:
     shared.nodes[0].report(1, held_s=30.0)  # it has not made one step yet
     shared.pass_s(11.0)

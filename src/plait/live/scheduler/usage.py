@@ -14,6 +14,7 @@ import numpy as np
 
 from plait.control.messages import NetworkReported, UsageReported
 from plait.core.arrays import BoolArray, FloatArray, IntArray
+from plait.core.cluster import Cluster
 from plait.core.jobs import Phase
 from plait.core.policy import Usage, has_groups, has_guests
 from plait.live.protocol.wire import RUNNING, Seen
@@ -40,14 +41,17 @@ def report_usage(ctx: Context) -> bool:
     controller, policy = ctx.state.controller, ctx.state.policy
     if controller is None or policy is None or not (has_guests(policy) or has_groups(policy)):
         return False
-    utilisation, memory_bytes = _of_gpus(ctx)
+    utilisation, memory_bytes = _of_gpus(ctx, controller.cluster)
     jobs, figures = _of_jobs(ctx)
     known = controller.usage
     if known is not None:
-        gpus = len(utilisation)
-        utilisation = _news(utilisation, _padded(known.utilisation, gpus), absolute=DRIFT_UTILISATION)
-        memory_bytes = _news(memory_bytes, _padded(known.memory_bytes, gpus))
+        utilisation = _news(utilisation, _padded(known.utilisation, len(utilisation)), absolute=DRIFT_UTILISATION)
+        memory_bytes = _news(memory_bytes, _padded(known.memory_bytes, len(utilisation)))
         changed = _changed_jobs(jobs, figures, known)
+        if has_groups(policy):  # the policy before may have learnt nothing from what was reported to it
+            columns, peaks = controller.job_store.columns, figures[:, COLUMNS.index("peak_bytes")]
+            unknown = (columns["running_group"][jobs] >= 0) & (columns["gpu_memory_bytes"][jobs] == 0)
+            changed |= unknown & ~np.isnan(peaks)
         jobs, figures = jobs[changed], figures[changed]
     if not len(jobs) and np.isnan(utilisation).all() and np.isnan(memory_bytes).all():
         return False
@@ -56,11 +60,8 @@ def report_usage(ctx: Context) -> bool:
     return True
 
 
-def _of_gpus(ctx: Context) -> tuple[FloatArray, FloatArray]:
+def _of_gpus(ctx: Context, cluster: Cluster) -> tuple[FloatArray, FloatArray]:
     """Mean utilisation and bytes in use of each GPU of the cluster; NaN where no agent reports."""
-    controller = ctx.state.controller
-    assert controller is not None
-    cluster = controller.cluster
     utilisation, memory_bytes = np.full(cluster.gpus, math.nan), np.full(cluster.gpus, math.nan)
     for index, node in enumerate(cluster.nodes):
         record, first = ctx.state.nodes.get(node.id), int(cluster.first_gpu[index])
@@ -103,15 +104,17 @@ def _figures(ctx: Context, attempt: Attempt) -> tuple[float, float, float, float
 
 
 def _used_alone(ctx: Context, attempt: Attempt) -> float:
-    """Bytes in use of the fullest GPU of an attempt whose need is unknown; NaN if others share it or nothing is known.
+    """Bytes in use of the fullest GPU of an attempt whose job has not stated its need; NaN if others share it.
 
-    Afterwards nothing is read: when the mates of a job end, their memory is still in the next report.
+    Once others have shared it only if no need is known: when mates end, their memory is still in the next report.
     """
     state, controller = ctx.state, ctx.state.controller
     group, shared = state.groups.group_of(attempt), state.groups.shared.keys() & set(attempt.gpus)
     known = controller is None or controller.job_store.columns["gpu_memory_bytes"][attempt.job] > 0
     alone = group is not None and len(group.members) == 1 and not (attempt.guest or shared)
-    if known or not alone or ctx.now_s < attempt.began_s + FILLED_S:
+    attempt.shared |= not alone
+    stated = state.jobs[attempt.job].request.get("gpu_memory")
+    if stated or not alone or (known and attempt.shared) or ctx.now_s < attempt.began_s + FILLED_S:
         return math.nan
     seen = [mean for r in attempt.ranks for mean in state.nodes[r.node].usage.means[r.gpu : r.gpu + 1]]
     return max((mean.memory_bytes for mean in seen if mean.memory_bytes and mean.utilisation), default=math.nan)
@@ -143,8 +146,6 @@ def _news(new: FloatArray, known: FloatArray, absolute: float = 0.0) -> FloatArr
 
 def _changed_jobs(jobs: IntArray, figures: FloatArray, known: Usage) -> BoolArray:
     """Which jobs the controller knows other figures of, or none."""
-    if not len(jobs):
-        return np.zeros(0, dtype=np.bool_)
     before = np.full_like(figures, math.nan)
     there = np.isin(jobs, known.jobs)
     at = np.searchsorted(known.jobs, jobs[there])
@@ -170,13 +171,10 @@ def report_network(ctx: Context) -> bool:
     controller = ctx.state.controller
     if controller is None:
         return False
-    known, rows = controller.network, []
+    known, phases, rows = controller.network, controller.job_store.columns["phase"], []
     for number in sorted(ctx.state.live):
-        attempt = ctx.state.jobs[number].live
-        if attempt is None or controller.job_store.columns["phase"][number] != int(Phase.RUNNING):
-            continue
-        new = measured(attempt)
-        if new is None:
+        attempt, running = ctx.state.jobs[number].live, phases[number] == int(Phase.RUNNING)
+        if attempt is None or not running or (new := measured(attempt)) is None:
             continue
         at = -1 if known is None else int(np.searchsorted(known.jobs, number))
         if known is not None and at < len(known.jobs) and known.jobs[at] == number:
@@ -197,19 +195,21 @@ def measured(attempt: Attempt) -> Measured | None:
     The rate is that of a rank while it exchanges, mean of all. A sum counts as aggregated if the network made it and no
     packet of it met an occupied aggregator.
     """
-    said = [rank.seen.exchange for rank in attempt.ranks if rank.seen is not None and rank.seen.exchange is not None]
-    rates = [8 * (one.aggregated_bytes + one.fallback_bytes) / one.exchange_s for one in said if one.exchange_s > 0]
-    total = sum(one.aggregated_bytes + one.fallback_bytes for one in said)
+    counts = [rank.seen.exchange for rank in attempt.ranks if rank.seen is not None and rank.seen.exchange is not None]
+    rates = [
+        8 * (each.aggregated_bytes + each.fallback_bytes) / each.exchange_s for each in counts if each.exchange_s > 0
+    ]
+    total = sum(each.aggregated_bytes + each.fallback_bytes for each in counts)
     if not rates or not total > 0:
         return None
-    by_network = sum(one.aggregated_bytes for one in said)
-    whole = sum(one.aggregated_bytes * (1.0 - one.collided_share) for one in said)
+    by_network = sum(each.aggregated_bytes for each in counts)
+    whole = sum(each.aggregated_bytes * (1.0 - each.collided_share) for each in counts)
     collided = 0.0 if not by_network else 1.0 - whole / by_network
     return Measured(sum(rates) / len(rates), whole / total, collided)
 
 
 def _exchange_differs(new: Measured, old: Measured) -> bool:
-    if math.isnan(old.bits_per_s) or abs(new.bits_per_s - old.bits_per_s) > DRIFT * max(new.bits_per_s, old.bits_per_s):
+    if not abs(new.bits_per_s - old.bits_per_s) <= DRIFT * max(new.bits_per_s, old.bits_per_s):  # true of a NaN
         return True
-    shares = ((new.aggregated, old.aggregated), (new.fallback_share, old.fallback_share))
-    return any(abs(a - b) > DRIFT_SHARE for a, b in shares)
+    changes = (new.aggregated - old.aggregated, new.fallback_share - old.fallback_share)
+    return any(abs(change) > DRIFT_SHARE for change in changes)

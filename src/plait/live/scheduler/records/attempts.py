@@ -70,7 +70,8 @@ class Attempt:
     GPUs. `batch_size`: the last one that an adaptive job used, once it is over. `lost_work_s`: seconds of its work that
     are lost, once it is over. `guest`: it uses the GPU time that others leave; `leaves` (*seen*): why it had to leave.
     `networked`: its ranks have grant files of in-network aggregation. `limits`: the bounds of its batch where an
-    execution plan was chosen for its GPUs. `device_bytes` (*seen*): of its job, when the attempt began.
+    execution plan was chosen for its GPUs. `device_bytes` (*seen*): of its job, when the attempt began. `shared`
+    (*seen*): others have been on its GPUs.
     """
 
     job: int
@@ -96,6 +97,7 @@ class Attempt:
     takers: tuple[int, ...] = field(default=(), metadata=form(omit=True))
     leaves: str = field(default="", metadata=form(skip=True))
     device_bytes: float = field(default=0.0, metadata=form(skip=True))
+    shared: bool = field(default=False, metadata=form(skip=True))
 
     @property
     def over(self) -> bool:
