@@ -132,12 +132,13 @@ class Controller:
         max_guests_per_gpu: int = MAX_GUESTS_PER_GPU,
         kills: bool = True,
         aggregates: bool = True,
+        measures_memory: bool = True,
     ) -> None:
         """Start with no jobs. `rule` defines which running jobs the policy may stop or move; it may change at any time.
 
         Plans with more than `max_guests_per_gpu` guest groups on a GPU are refused; 0: all with guests.
         Without `kills` the jobs that a plan kills save a checkpoint first, as the other jobs that it stops do.
-        Without `aggregates` plans with grants of switch memory are refused.
+        Without `aggregates` plans with grants of switch memory are refused. `measures_memory`: see `View`.
         """
         self.policy = policy
         self.cluster = cluster
@@ -145,6 +146,7 @@ class Controller:
         self.max_guests_per_gpu = max_guests_per_gpu
         self.kills = kills
         self.aggregates = aggregates
+        self.measures_memory = measures_memory
         self.job_store = JobStore()
         self.active: IntArray = NO_JOBS
         #: Waiting jobs that the policy does not see.
@@ -209,7 +211,7 @@ class Controller:
         table = JobTable(self.job_store.columns, self.active, at_s, self.competing, self.job_store)
         return View(
             at_s, self.cluster, table, self.running, self.rule, reservations=self.reservations, usage=self.usage,
-            grants=self.grants, network=self.network, silent=self.silent,
+            grants=self.grants, network=self.network, silent=self.silent, measures_memory=self.measures_memory,
         )  # fmt: skip
 
     @property

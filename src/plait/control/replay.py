@@ -65,6 +65,7 @@ class Replay:
 def replay(run: RecordedRun, policy: Policy) -> tuple[Controller, Difference | None]:
     """Re-derive every command of a recorded run; the controller is in its state at the end, or at the difference."""
     backend = Replay(run)
-    controller = Controller(policy, run.cluster, PreemptionRule.from_json(run.header.get("preemption")))
+    rule = PreemptionRule.from_json(run.header.get("preemption"))
+    controller = Controller(policy, run.cluster, rule, measures_memory=False)
     drive(controller, backend)
     return controller, backend.difference

@@ -50,7 +50,8 @@ class View:
     `reservations` are from the last plan, without jobs that no longer wait and GPUs that are lost. `usage` has
     measurements of GPUs and jobs; None if nothing reports it. `grants` of switch memory are in force: of jobs that run,
     on switches that are up. `network` has measurements of the exchange of gradients, or None. `silent` are the names of
-    nodes that count as down because they are silent, and may respond again.
+    nodes that count as down because they are silent, and may respond again. `measures_memory`: jobs that do not state
+    their GPU memory are measured while they run alone; without it, as in simulations, their memory is taken to fit.
     """
 
     now_s: float
@@ -64,6 +65,7 @@ class View:
     grants: tuple[NetworkGrant, ...] = ()
     network: NetworkFigures | None = None
     silent: frozenset[str] = frozenset()
+    measures_memory: bool = True
 
     @property
     def keeps(self) -> KeptJobs:
@@ -186,8 +188,8 @@ def has_guests(policy: Policy) -> bool:
 
 
 def has_groups(policy: Policy) -> bool:
-    """Whether the policy lets jobs take turns on GPUs, as far as its attribute `group` or `share` declares."""
-    return any(getattr(one, name, None) is not None for one in layers(policy) for name in ("group", "share"))
+    """Whether the policy lets jobs take turns on GPUs, by its attribute `group`, `share` or `packing`."""
+    return any(getattr(one, name, None) for one in layers(policy) for name in ("group", "share", "packing"))
 
 
 @runtime_checkable

@@ -30,6 +30,7 @@ from plait.core.arrays import FloatArray
 from plait.core.errors import InputError, PlaitError
 from plait.core.jobs import JobBatch, Phase
 from plait.core.plan import Group, Groups
+from plait.core.policy import has_groups
 from plait.core.words import counted
 from plait.goodput.fixed_batch import with_fixed_batches
 from plait.live.scheduler.records.track_record import ENOUGH, START_UP_S, STOP_S, Calibration, Said, TrackRecord
@@ -371,6 +372,7 @@ def play(controller: Controller, drawn: Drawn, settings: SimulationSettings) -> 
     A run that cannot continue (jobs that fit nowhere, a policy that gives up) ends there: its jobs have no end.
     """
     began: dict[int, float] = {}
+    controller.measures_memory = False
 
     def note(event: Event, commands: Sequence[Command]) -> None:
         for command in commands:
@@ -418,6 +420,9 @@ def _assumptions(controller: Controller, runs: int, record: TrackRecord, known: 
     if silent:
         who = "1 job" if silent == 1 else f"{silent} jobs"
         out.append(f"{who} did not report a total: assumed to run as long as finished jobs here")
+    memory_bytes = columns["gpu_memory_bytes"][controller.active]
+    if has_groups(controller.policy) and controller.cluster.limits_gpu_memory and not memory_bytes.all():
+        out.append("jobs whose GPU memory is neither stated nor measured yet are taken to fit next to any other job")
     if unmeasured:
         who = "1 job is" if unmeasured == 1 else f"{unmeasured} jobs are"
         out.append(f"{who} not profiled yet, and taken to go as fast as others")

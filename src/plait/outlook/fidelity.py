@@ -486,7 +486,7 @@ def _simulated_ends(
     events = [*seen.profiles, *seen.estimates, *seen.stop_costs]
     news: list[News] = [*seen.policies[1:], *numbered(events, finished)]
     news.sort(key=lambda item: item[0])
-    again = Controller(seen.policies[0][1], controller.cluster, controller.rule)
+    again = Controller(seen.policies[0][1], controller.cluster, controller.rule, measures_memory=False)
     costs = _costs(truth, finished, seen)
     names = truth.column("model").tolist()
     table = tuple(

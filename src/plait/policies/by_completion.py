@@ -53,6 +53,7 @@ from plait.policies.interleave import (
     Room,
     Units,
     buckets,
+    memory_unknown,
     profiles,
     room_taken,
     running_groups,
@@ -255,9 +256,9 @@ def _trials(view: View, room: Room, order: IntArray, members: list[list[int]]) -
     new = plain & unknown & (jobs.starts == 0)
     new[order[[rank for unit in members for rank in unit]]] = False
     waits = order[new[order]]
-    (of_gpu, of_node), asked = room_taken(view), jobs.gpu_memory_bytes
+    of_gpu, of_node = room_taken(view)
     if limit := min((node.gpu_memory_bytes for node in view.cluster if node.gpu_memory_bytes), default=0):
-        of_gpu = np.where(asked > 0, (asked + CONTEXT_BYTES) / limit, math.inf)
+        of_gpu = np.where(memory_unknown(view), math.inf, of_gpu + CONTEXT_BYTES / limit)
     taken = np.maximum(of_gpu, of_node.max(axis=1))
     for mate in [int(order[unit[0]]) for unit in members if len(waits) and len(unit) == 1]:
         group = jobs.running_group[mate]

@@ -13,6 +13,7 @@ from plait.core.plan import Plan
 from plait.core.policy import View
 from plait.core.resources import Resource
 from plait.placement import Scheme, place
+from plait.policies.interleave import memory_unknown
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class Gandiva:
       migration     a job that is spread over more nodes than it needs moves together once there is room, at
                     most one a decision
 
-    Needs measured profiles for packing; without them it only slices. Memory a GPU is checked where both the
-    jobs and the nodes declare it.
+    Needs measured profiles for packing; without them it only slices. On GPUs of known memory a job that states none
+    is packed once it was measured; in simulations it is taken to fit.
     """
 
     slice_s: float = 60.0
@@ -102,7 +103,7 @@ class Gandiva:
         jobs = view.jobs
         busy = jobs.stage_s[:, Resource.GPU] / jobs.iteration_s
         bad = jobs.shared_speed < 0.5  # NaN (never shared) compares false
-        can = ~np.isnan(busy) & ~bad & (jobs.run_s >= self.slice_s)
+        can = ~np.isnan(busy) & ~bad & (jobs.run_s >= self.slice_s) & ~memory_unknown(view)
         pairs = self._running_pairs(view, can)
         can[[*pairs, *pairs.values()]] = False
         alone = np.flatnonzero(can)

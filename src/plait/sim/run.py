@@ -128,7 +128,7 @@ def simulate(
         refused = {row: f"ina is require, and {why}" for row, why in never.items()} | dict(refused)
     cluster = cluster if elastic is None else elastic.first(cluster)
     backend = simulator(jobs, cluster, world, seed=seed, node_changes=node_changes, refused=refused)
-    controller = Controller(policy, cluster, rule)
+    controller = Controller(policy, cluster, rule, measures_memory=False)
     steps: list[Step] = [] if elastic is None else [NodeSupply(elastic, controller, backend)]
     if observe is not None:
         observing = observe(controller)

@@ -410,6 +410,21 @@ def test_models_on_shared_gpus_come_from_a_table_and_their_figures_are_in_the_re
     assert "spill_gb_h" not in json.loads(plain.out)[0]
 
 
+def test_jobs_that_state_no_gpu_memory_share_gpus_of_known_memory_and_this_is_said_once(plait, tmp_path) -> None:
+    rows = [f"j{i},0,1,1000,exact,completed" for i in range(16)]
+    (tmp_path / "jobs.csv").write_text("\n".join([HEADER, *rows]) + "\n")
+    asked = (
+        "simulate", "jobs.csv", "-p", "fifo,muri-s,plait,gandiva,pollux:group=interleave", "-c", "1x2",
+        "--assign-models", "uniform",
+    )  # fmt: skip
+    limited = plait(*asked, "--gpu-memory", "16", "--check", "--json", "-")
+    free = plait(*asked, "--json", "-")
+    assert [row["avg_jct_s"] for row in json.loads(limited.out)] == [row["avg_jct_s"] for row in json.loads(free.out)]
+    said = "16 of 16 jobs state no GPU memory and count as fitting next to any other under muri-s, plait, gandiva"
+    assert " ".join(limited.err.split()).count(said) == 1
+    assert "GPU memory" not in free.err
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

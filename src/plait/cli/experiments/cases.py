@@ -19,7 +19,7 @@ from plait.core.cluster import Cluster
 from plait.core.errors import InputError, suggest
 from plait.core.jobs import JobBatch, JobClass
 from plait.core.plan import NodeReservation
-from plait.core.policy import ignored_by
+from plait.core.policy import has_groups, ignored_by
 from plait.core.preemption import rule_named
 from plait.core.version import __version__
 from plait.live.notes import note
@@ -102,6 +102,7 @@ def _cases_on(request: Request) -> list[Case]:
         _say_unknown_skew(path, [policy_text(p, request.placement) for p in policies], loads[seeds[0]][0])
         _say_ignored_classes(path, policies, loads[seeds[0]][0])
         _say_no_aggregators(policies, cluster)
+        _say_unknown_memory(path, policies, cluster, loads[seeds[0]][0])
         _say_cut(path, cluster, loads[seeds[0]][0])
         for policy in policies:
             _say_ignored(path, policy, loads[seeds[0]][0])
@@ -165,6 +166,17 @@ def _say_no_aggregators(policies: Sequence[str], cluster: Cluster) -> None:
         note(
             f"warning: no switch of the network has aggregators that jobs may use, so {', '.join(granting)} grants "
             "none; give some, e.g. --network leaf-spine:aggregators=20000"
+        )
+
+
+def _say_unknown_memory(path: Path, policies: Sequence[str], cluster: Cluster, jobs: JobBatch) -> None:
+    """Jobs that state no GPU memory under policies that let them share GPUs of known memory."""
+    unknown = int((jobs.column("gpu_memory_bytes") == 0).sum())
+    sharing = [text for text in policies if has_groups(make_policy(text))]
+    if unknown and sharing and cluster.limits_gpu_memory:
+        note(
+            f"warning: {path}: {unknown} of {len(jobs)} jobs state no GPU memory and count as fitting next to any "
+            f"other under {', '.join(sharing)}; give it, e.g. as the column gpu_memory_bytes or by --guest-models"
         )
 
 
