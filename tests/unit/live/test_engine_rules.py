@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 from live_cases import Cluster, Node, key
 
+from plait.cli.commands.explain import explanation_lines
 from plait.core.cluster import Link, Network, Switch
 from plait.core.errors import Conflict, InputError
 from plait.core.jobs import InaRequest, Phase
@@ -882,6 +883,10 @@ def test_explain_names_the_jobs_that_a_prediction_rests_on(cluster: Make) -> Non
     c.submit({"command": ["python", "train.py"]}, {"command": ["python", "train.py"]})
     c.pass_s(2.2)
     assert "an assumption, because no job has ended yet" in c.engine.explain(1, c.now).predicted
+    c.nodes[0].report(0, steps=10.0, step_s=0.5, total_steps=100.0)
+    c.pass_s(2.0)
+    (left,) = (line for line in explanation_lines(c.engine.explain(0, c.now)) if "left" in line)
+    assert left.startswith("  about 45.0 s left by its own progress"), "the only time, and what it is from"
     for number in (0, 1):
         c.nodes[0].report(number, held_s=600.0)
         c.pass_s(10.0)

@@ -86,6 +86,19 @@ def test_a_waiting_job_has_the_time_when_it_goes_first_because_of_its_wait(clust
     assert c.engine.explain(waits, c.now).first == f"it is among the first, because {bound}"
 
 
+def test_classes_and_quotas_that_still_go_before_a_late_job_are_named(cluster: Make) -> None:
+    c = cluster([1], policy="plait:wait_lengths=2,group=off", lost_s=1e5, lease_s=5e4)
+    c.engine.set_project("nlp", gpu_quota=1, weight=1.0, now_s=c.now)
+    work = {"iterations": 100, "profile": {"gpu": 1.0}}
+    c.submit({**work, "priority": 1.0})
+    c.pass_s(2.0)
+    (waits,) = c.submit({**work, "project": "nlp"})
+    c.pass_s(2.0)
+    first = c.engine.explain(waits, c.now).first
+    assert first is not None
+    assert first.endswith("10 min 0 s, but after jobs of a higher class and the quota of project nlp")
+
+
 @pytest.mark.parametrize(
     ("policy", "first"),
     [

@@ -105,7 +105,7 @@ def explanation_lines(found: Explanation) -> list[str]:
     lines = [head + (f": {found.summary}" if found.summary else "")]
     if found.decision is not None and found.decision.at_s is not None:
         lines.append(f"  decided by {found.policy} in entry {found.decision.seq} of the log (plait events)")
-    if found.predicted:
+    if found.predicted and found.left_s is None:
         lines.append(f"  its place follows from a prediction: {found.predicted}")
     lines += [f"  {found.first}"] if found.first else []
     lines += [f"  ahead of it: {blocker.text}" for blocker in found.blockers or ()]
@@ -135,7 +135,8 @@ def explanation_lines(found: Explanation) -> list[str]:
         if had := stopped_text(stops):
             lines.append(f"  stops have cost it so far: {had}")
     if found.left_s is not None:
-        lines.append(f"  about {duration(found.left_s)} left at this pace")
+        place = "; its place follows from jobs of its kind that ended, not from this" if found.predicted else ""
+        lines.append(f"  about {duration(found.left_s)} left by its own progress, at this pace{place}")
     if last := found.last_stop:
         lines.append(f"  attempt {last.attempt} was stopped: {last.why}")
     if found.limit_left_s is not None:

@@ -210,10 +210,16 @@ def _first(ctx: Context, controller: Controller, job: JobRecord, now_s: float) -
         cut = bounds[0][0] > CLOCK_S and not policy.due(view, left_s)[row]
     in_s, bound = min(bounds)
     then = "it is among the first" if policy.preempt else "jobs behind wait for it"
+    above = []
+    if in_s < bounds[0][0] and any((key < key[row]).any() for key in policy.urgency(view.jobs)[0]):
+        above.append("jobs of a higher class")
+    if (ctx.state.projects.get(job.project) or {}).get("gpu_quota") is not None:
+        above.append(f"the quota of project {job.project}")
+    limits = f", but after {' and '.join(above)}" if above else ""
     if in_s <= CLOCK_S:
         late = f"it has waited {bound}; others that have waited too long go first, on {DUE_SHARE:.0%} of the GPUs"
-        return late if cut else f"{then}, because it has waited {bound}"
-    return f"{then} in {duration(in_s)}, when it has waited {bound}" if math.isfinite(in_s) else None
+        return late + limits if cut else f"{then}, because it has waited {bound}{limits}"
+    return f"{then} in {duration(in_s)}, when it has waited {bound}{limits}" if math.isfinite(in_s) else None
 
 
 def _starting(ctx: Context, job: JobRecord) -> str:
