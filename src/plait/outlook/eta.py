@@ -5,8 +5,6 @@ true time of an iteration, the work of a job that did not state it, and the cost
 interval, with its assumptions. Arrivals of other jobs and other load of the machines are not predicted, so the interval
 is widened by the errors of earlier forecasts (`calibrated`).
 
-Unknown properties of queued jobs, drawn for one run of a forecast: pace, work, and the cost of starts and ends.
-
 Costs of starts and ends are drawn from measurements of this cluster. The remaining time of a job without own progress
 comes from the service, which knows earlier runs of the same script. Otherwise a job without stated work runs as long as
 finished jobs here; a running one, as long as longer ones.

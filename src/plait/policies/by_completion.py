@@ -170,15 +170,12 @@ class ByCompletion:
         if together:
             rows = np.array([rank for unit in together for rank in unit])
             taken = profiles(view, order[rows], self.max_jobs)
-            padded = np.full((len(together), self.max_jobs), -1, dtype=np.int64)
-            at = 0
-            for u, unit in enumerate(together):
-                padded[u, : len(unit)] = np.arange(at, at + len(unit))
-                at += len(unit)
+            there = np.arange(self.max_jobs) < np.array([[len(unit)] for unit in together])
+            padded = np.where(there, np.cumsum(there).reshape(there.shape) - 1, -1)
             _, when = group_times(
                 taken.stage_s, padded, order=self.turns, idle_slots=self.idle_slots, shares=taken.shares
             )
-            turns[order[rows]] = when[padded >= 0]
+            turns[order[rows]] = when[there]
         place_of = np.empty(len(jobs), dtype=np.int64)
         place_of[everyone] = np.arange(len(everyone))
         largest_first = leads[np.lexsort((place_of[leads], -jobs.gpus[leads]))]
@@ -203,8 +200,7 @@ class ByCompletion:
             )
             about[shares, CLASS] = model.of_job
             rows, packed = model.rows, model.packed
-            limit = min((node.gpu_memory_bytes for node in view.cluster if node.gpu_memory_bytes), default=0)
-            law = law_of(model, self.guests, CONTEXT_BYTES / limit if limit else 0.0)
+            law = law_of(model, self.guests, CONTEXT_BYTES / float(view.cluster.node_gpu_memory_bytes.min()))
             known = self.cache.remember((model.key, law.tobytes()), partial(room_for_paces, self.max_jobs))
         else:
             law, known = NO_LAW, room_for_paces(self.max_jobs)
@@ -238,11 +234,14 @@ def _tried(view: View, order: IntArray) -> dict[int, int]:
     mates, known = jobs.running_group, ~np.isnan(jobs.stage_s[:, 0])
     new = (view.now_s < jobs.last_start_s + TRIAL_S - CLOCK_S) & (True if gate is None else gate[mates] == 0)
     may = (mates >= 0) & np.equal(jobs.checkpoints, int(Checkpoints.NEVER)) & (new | ~known)
+    reports = jobs.pair_reports
     for row in order[may[order]].tolist():
         group = np.flatnonzero(mates == mates[row])
         first = int(group[np.argmin(jobs.last_start_s[group])])
-        if len(group) == 2 and row != first and kept[first] and known[first] and not _measured(view, first, row):
-            found[row] = first
+        if len(group) == 2 and row != first and kept[first] and known[first]:
+            pair = traits_of(view, np.array([first, row]))
+            if not (known[row] and (reports is None or reports.measured(pair) is not None)):
+                found[row] = first
     return found
 
 
@@ -257,9 +256,8 @@ def _trials(view: View, room: Room, order: IntArray, members: list[list[int]]) -
     new[order[[rank for unit in members for rank in unit]]] = False
     waits = order[new[order]]
     of_gpu, of_node = room_taken(view)
-    if limit := min((node.gpu_memory_bytes for node in view.cluster if node.gpu_memory_bytes), default=0):
-        of_gpu = np.where(memory_unknown(view), math.inf, of_gpu + CONTEXT_BYTES / limit)
-    taken = np.maximum(of_gpu, of_node.max(axis=1))
+    of_gpu += CONTEXT_BYTES / view.cluster.node_gpu_memory_bytes.min()
+    taken = np.where(memory_unknown(view), math.inf, np.maximum(of_gpu, of_node.max(axis=1)))
     for mate in [int(order[unit[0]]) for unit in members if len(waits) and len(unit) == 1]:
         group = jobs.running_group[mate]
         if group < 0 or unknown[mate] or not plain[mate] or np.count_nonzero(jobs.running_group == group) > 1:
@@ -271,14 +269,6 @@ def _trials(view: View, room: Room, order: IntArray, members: list[list[int]]) -
             row = int(waits[fits][0])
             found[row], waits = mate, waits[waits != row]
     return found
-
-
-def _measured(view: View, one: int, mate: int) -> bool:
-    """Whether it is known what a job does next to this mate."""
-    reports = view.jobs.pair_reports
-    if math.isnan(view.jobs.stage_s[mate, 0]):
-        return False
-    return reports is None or reports.measured(traits_of(view, np.array([one, mate]))) is not None
 
 
 def law_of(model: ClassedBucket, guests: int, context: float = 0.0) -> FloatArray:

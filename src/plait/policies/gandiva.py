@@ -13,7 +13,7 @@ from plait.core.plan import Plan
 from plait.core.policy import View
 from plait.core.resources import Resource
 from plait.placement import Scheme, place
-from plait.policies.interleave import memory_unknown
+from plait.policies.interleave import memory_unknown, room_taken
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,8 @@ class Gandiva:
         pairs = self._running_pairs(view, can)
         can[[*pairs, *pairs.values()]] = False
         alone = np.flatnonzero(can)
-        if len(alone) < 2:
-            return pairs
-        limit = min((n.gpu_memory_bytes for n in view.cluster if n.gpu_memory_bytes), default=math.inf)
-        # Cores and bytes a GPU, and what every node has of them: a pair must fit wherever it goes.
-        cores, memory = (jobs.cpus / jobs.gpus).tolist(), (jobs.memory_bytes / jobs.gpus).tolist()
-        spare = (view.cluster.node_spare / np.maximum(view.cluster.node_gpus, 1)[:, None]).min(axis=0).tolist()
-        use, gpu_memory, size = busy.tolist(), jobs.gpu_memory_bytes.tolist(), jobs.gpus.tolist()
+        # A pair must fit wherever it goes: cores and bytes of a GPU's part of the scarcest node.
+        use, size = np.column_stack([busy, *room_taken(view)]).tolist(), jobs.gpus.tolist()
         of_size: dict[int, list[int]] = {}
         for row in alone[np.lexsort((alone, busy[alone], jobs.gpus[alone]))].tolist():
             of_size.setdefault(size[row], []).append(row)
@@ -121,8 +116,7 @@ class Gandiva:
             low, high = 0, len(rows) - 1
             while low < high:
                 a, b = rows[low], rows[high]
-                fits = cores[a] + cores[b] <= spare[0] and memory[a] + memory[b] <= spare[1]
-                if fits and use[a] + use[b] <= 1.0 and gpu_memory[a] + gpu_memory[b] <= limit:
+                if all(one + other <= 1.0 for one, other in zip(use[a], use[b], strict=True)):
                     pairs[a] = b
                     low += 1
                 high -= 1

@@ -620,8 +620,7 @@ def room_taken(view: View) -> tuple[FloatArray, FloatArray]:
     added, so a group whose sums stay within 1 fits wherever its first member does.
     """
     jobs, cluster = view.jobs, view.cluster
-    limit = min((n.gpu_memory_bytes for n in cluster if n.gpu_memory_bytes), default=0)
-    of_gpu = jobs.gpu_memory_bytes / limit if limit else np.zeros(len(jobs))
+    of_gpu: FloatArray = jobs.gpu_memory_bytes / cluster.node_gpu_memory_bytes.min()  # infinite: unknown
     if not jobs.columns["has_demands"][0]:
         return of_gpu, np.zeros((len(jobs), 2))
     up = cluster.node_up & (cluster.node_gpus > 0)

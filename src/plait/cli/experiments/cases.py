@@ -246,24 +246,16 @@ def make_asked_world(name: str, request: Request) -> World:
         asked["overheads"] = make() if make else Overheads.read(request.overheads)
     if any((request.spread_slowdown is not None, request.gpu_speed, request.guest_models, request.interference)):
         asked["physics"] = asked_physics(world, request)
-    for option, value in (
-        ("node_mtbf", request.node_mtbf),
-        ("node_mttr", request.node_mttr),
-        ("switch_mtbf", request.switch_mtbf),
-        ("switch_mttr", request.switch_mttr),
-        ("job_mtbf", request.job_mtbf),
-    ):
-        if value is not None:
-            asked[f"{option}_s"] = value * 3600
+    hours = {
+        name: getattr(request, name) for name in ("node_mtbf", "node_mttr", "switch_mtbf", "switch_mttr", "job_mtbf")
+    }
+    given = {f"{name}_s": value if value is None else value * 3600 for name, value in hours.items()}
+    given |= {"profile_noise": request.profile_noise, "plain": request.plain}
+    given["checkpoint_every_s"] = request.checkpoint_every
+    asked |= {name: value for name, value in given.items() if value is not None}
     for flag, mean in (("--node-mtbf", request.node_mtbf), ("--switch-mtbf", request.switch_mtbf)):
         if request.failures is not None and mean is not None:
             raise InputError(f"give --failures or {flag}, not both")
-    if request.profile_noise is not None:
-        asked["profile_noise"] = request.profile_noise
-    if request.plain is not None:
-        asked["plain"] = request.plain
-    if request.checkpoint_every is not None:
-        asked["checkpoint_every_s"] = request.checkpoint_every
     return replace(world, **asked)
 
 
@@ -385,8 +377,6 @@ def read_table(path: Path, request: Request) -> TraceTable:
     if request.jobs is not None:
         if request.jobs < 1:
             raise InputError(f"--jobs must be at least 1, got {request.jobs}")
-        import numpy as np
-
         table = table.select(np.arange(min(request.jobs, len(table))))
     for text in table.meta["warnings"]:
         note(f"warning: {path}: {text}")

@@ -314,9 +314,7 @@ def _running(ctx: Context, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
         out["sharing"] = how
         out.setdefault("summary", guests.sentence(ctx, job, attempt, how))
     out["adaptive"], out["sizes"] = views.adaptive_of(ctx, job), sizes(ctx, job)
-    left, limit_left_s = _seconds_left(ctx, job), time_left_s(job)
-    if left is not None:
-        out["left_s"] = left
+    out["left_s"], limit_left_s = _seconds_left(ctx, job), time_left_s(job)
     if math.isfinite(limit_left_s):
         out["limit_left_s"] = max(limit_left_s, 0.0)
     return out
@@ -325,10 +323,8 @@ def _running(ctx: Context, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
 def _risk(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> PreemptionRisk:
     """Whether the policy may stop a running job for others: what the rule, the policy and the order say now."""
     controller = ctx.state.controller
-    policy: Any = ctx.state.policy
+    policy: Any = [*layers(ctx.state.policy)][-1]  # without quotas, and without memory of switches
     assert controller is not None
-    while hasattr(policy, "policy"):  # with quotas, or with memory of switches
-        policy = policy.policy
     stops = getattr(policy, "preempt", policy.preempts if isinstance(policy, Preempts) else None)
     if kept(controller, job.number):
         return PreemptionRisk(False, None, [], "no policy stops it, because it cannot resume from a checkpoint")
