@@ -19,11 +19,11 @@ from typing import Any
 import common
 import numpy as np
 from common import Figure
+from small_rank import SmallRank
 
 from plait.live.dataplane.packet_rows import STAGES
 from plait.network.protocol.options import preset
 from plait.testing.dataplane import Dataplane
-from plait.testing.small_rank import SmallRank
 
 QUICK = "--quick" in sys.argv
 MIB, RANKS, RUNS = (2 if QUICK else 16), 2, (3 if QUICK else 7)

@@ -20,6 +20,7 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+from small_rank import SmallRank
 
 from plait.live.dataplane.faults import DIRECTIONS
 from plait.network.packets.regions import regions
@@ -29,7 +30,6 @@ from plait.network.protocol.hello import unpack
 from plait.network.protocol.options import Options, preset
 from plait.runtime.network.datagrams import SLOT_BYTES, Address, BatchSocket, Buffer, Datagrams
 from plait.testing.dataplane import Dataplane
-from plait.testing.small_rank import SmallRank
 
 Deliver = Callable[[bytes], object]
 Arrived = Callable[[Address, bytes], object]

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_rank import GaveUp, SmallRank
 
 from plait.core.errors import InputError
 from plait.network.protocol.hello import Hello, pack
 from plait.network.protocol.options import preset
 from plait.testing.dataplane import Dataplane
-from plait.testing.small_rank import GaveUp, SmallRank
 from sampling import sample
 
 PAYLOAD, AGGREGATORS = 64, 256

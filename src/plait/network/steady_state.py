@@ -32,6 +32,11 @@ SAME_RATE = 1e-2
 MOST_SOLVED = 4
 #: Of a job that is new, the share of packets that a shared switch adds up, to begin with.
 FIRST_SHARE = 0.5
+#: A job whose server is in a rack of some of its workers waits there for sums of other racks, if leaves add those up,
+#: too: for each packet so many times that of its link, times this power of the windows of jobs over the memory. Fitted
+#: to 34 points by packets, of 2 to 4 racks, oversubscription 1 to 8 and 700 to 20,000 aggregators: there the better of
+#: both places is always found, and jobs have 1.62 times the rate with a server among their workers (1 to 3.6).
+WAITS, OF_WINDOWS = 8.0, 0.6
 #: Exchanges whose paths are kept.
 MOST_KNOWN = 20_000
 
@@ -164,7 +169,8 @@ def best_server(
 
     `adds`: the tree (`ina_request.TREES`). Every node is tried that differs from others in its leaf, its jobs or its
     rate: first with shares of aggregated packets as they are, then the best of these in the steady state. The best rate
-    of the job wins; among rates within one percent that of all jobs together, then a node without a worker, then the
+    of the job wins, where that in a rack of some of its workers counts less by `WAITS` if the leaf adds up what other
+    leaves send, too; among rates within one percent that of all jobs together, then a node without a worker, then the
     lower number. Raises `InputError` without any node.
     """
     tried: dict[tuple[object, ...], int] = {}
@@ -186,12 +192,24 @@ def best_server(
         )
         for server in tried.values()
     ]
+
+    def worth(server: int, one: SteadyState) -> float:
+        part, leaf, rate = one.prepared(one.exchanges[job]), state.graph.leaf(server), one.rate(job)
+        near = sum(state.graph.leaf(worker) == leaf for worker in workers)
+        at = np.flatnonzero(part.switch == leaf)
+        if law != "hash" or not np.isin(at, part.parent).any() or not 0 < near < len(workers):
+            return rate
+        memory = float(part.memory[at].min())
+        windows = sum(leaf in other.switch for other in one._used.values()) * part.rtt_s / part.line_s
+        waits_s = WAITS * (windows / memory) ** OF_WINDOWS * part.line_s
+        return float(rate / (1 + waits_s * rate / part.payload_bits))
+
     if len(found) > MOST_SOLVED:
         guess = {server: replace(one, near=np.inf) for server, one in found}  # one step: no fixed point
-        found.sort(key=lambda pair: (-guess[pair[0]].rate(job), -_total(guess[pair[0]]), pair[0]))
+        found.sort(key=lambda pair: (-worth(pair[0], guess[pair[0]]), -_total(guess[pair[0]]), pair[0]))
         found = found[:MOST_SOLVED]
-    fastest = max(one.rate(job) for _, one in found)
-    good = [(server, one) for server, one in found if one.rate(job) >= fastest * (1 - SAME_RATE)]
+    fastest = max(worth(*pair) for pair in found)
+    good = [pair for pair in found if worth(*pair) >= fastest * (1 - SAME_RATE)]
     return max(good, key=lambda pair: (_total(pair[1]), pair[0] not in workers, -pair[0]))
 
 

@@ -71,7 +71,9 @@ class Gandiva:
         jobs = view.jobs
         served = np.where(jobs.running, view.now_s, np.where(jobs.starts > 0, jobs.pending_since_s, -np.inf))
         inside = jobs.running & (view.now_s > self._slice_began(view.now_s) + 1e-6)
-        mate = np.array([mates.get(row, row) for row in leaders.tolist()], dtype=np.int64)
+        mate = np.arange(len(jobs))
+        mate[list(mates)] = list(mates.values())
+        mate = mate[leaders]
         either = inside[leaders] | inside[mate]
         last = np.minimum(served[leaders], served[mate])
         return np.lexsort((leaders, last, ~either))

@@ -14,7 +14,7 @@ from plait.control.controller import Controller, describe
 from plait.control.drive import TakesBlocks, drive
 from plait.control.messages import Command, Event, NodesReserved
 from plait.core.cluster import Cluster
-from plait.core.errors import InputError, SimulationError
+from plait.core.errors import SimulationError
 from plait.core.jobs import Checkpoints, JobBatch
 from plait.core.plan import NodeReservation
 from plait.core.policy import Policy
@@ -23,7 +23,6 @@ from plait.policies.quotas import Quotas, never_admitted
 from plait.sim.backend import Simulator
 from plait.sim.failures import ElasticNodes, NodeChange, NodeSupply, drawn_failures, drawn_switch_failures
 from plait.sim.invariants import Invariants
-from plait.sim.physics import Contends
 from plait.sim.stretch import compare_with_stretches, outside, run_stretches
 from plait.sim.world import CHECKPOINT, RESTORE, Overheads, SimulationSettings, World
 
@@ -118,11 +117,10 @@ def simulate(
 
         aggregation = aggregation_of(policy)
     if aggregation is not None:
-        if aggregation.system == "a2tp" and isinstance(world.physics, Contends):
-            raise InputError(
-                "ina=a2tp is for live clusters and packets (plait network simulate -p a2tp): its windows follow single "
-                "packets, and simulated clusters have no law for them; take ina=atp, which shares the same memory"
-            )
+        from plait.sim.contention.network import NetworkPhysics
+
+        if aggregation.system == "a2tp" and isinstance(world.physics, NetworkPhysics):
+            world = replace(world, physics=world.physics.controlled("a2tp"))
         wanted = jobs.column("ina").tolist()
         never = {row: why for row, ina in enumerate(wanted) if (why := aggregation.never_serves(ina)) is not None}
         refused = {row: f"ina is require, and {why}" for row, why in never.items()} | dict(refused)

@@ -13,12 +13,14 @@ import pytest
 from memory_laws import BURSTS, CROWDS, FRESH, GRID, MIXES, NARROW, PUBLISHED, RACKS, Point, compared, exchanges
 
 from plait.core.cluster import Cluster
+from plait.core.errors import InputError
 from plait.network import measured
 from plait.network.fluid.exchanges import Adders, Exchange, Prepared, prepared
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.fluid.memory import SteadyRates, steady_rates
 from plait.network.measured import Measured
 from plait.network.packets.run import FEWEST_PARTS, PARTS, flow
+from plait.network.packets.scenario import Scenario
 from plait.network.topology.paths import Graph
 from plait.network.topology.read import networked
 from sampling import sample
@@ -85,6 +87,34 @@ def test_packets_are_followed_on_shared_nodes_and_rates_doubtful_where_they_cann
     ):  # fmt: skip
         factors = Measured(made, graph, rates).factors([one], [prepared(graph, one)], np.array([20e9]), np.array([2.0]))
         assert (None if factors is None else bool((factors != 1).any())) is followed, (one, rates)
+
+
+def test_rings_beside_aggregation_have_the_rates_of_their_packets() -> None:
+    """Workers in two racks; by the law, which divides links equally, the ring has half of its rate by packets."""
+    network = "leaf-spine:oversubscription=8,aggregators=4000,link_gbps=25,spines=1"
+    graph = Graph.of(made := networked(Cluster.parse("16x1@8"), network))
+    given = [Exchange(PlacedJob((0, 8))), Exchange(PlacedJob((1, 2, 9), 10), "hash", window=162)]
+    parts = [prepared(graph, one) for one in given]
+    law = steady_rates(graph, Adders.of(parts))
+    found = Measured(made, graph).factors(given, parts, law.bits_per_s, law.stalled)
+    jobs = tuple(measured._endless(graph, *pair, "none") for pair in zip(given, parts, strict=True))
+    right = flow(Scenario(jobs, made, seed=5), 2e-3, 2e-2).bits_per_s
+    assert found * law.bits_per_s == pytest.approx(right, rel=0.1)
+    assert found[0] > 1.5
+    busy, full = (Measured(made, graph, *measured.rates_of(f"packets:background={part}")) for part in (0.1, 0.5))
+    assert busy.factors(given[:1], parts[:1], np.array([25e9]), np.zeros(1)) < 0.9
+    with pytest.raises(InputError, match="background"):
+        full.factors(given[:1], parts[:1], np.array([25e9]), np.zeros(1))
+
+
+def test_conditions_of_packets_are_read_and_wrong_ones_refused() -> None:
+    assert measured.rates_of("packets:cc=aimd,background=0.3")[1] == measured.Conditions("aimd", 0.3)
+    for text, why in (
+        ("paquets", "did you mean"), ("law:cc=aimd", "law takes no options"), ("packets:cc=red", "cc is"),
+        ("packets:loss=1", "'loss' is no field"), ("packets:background=1", "needs a number from 0 to 0.99"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=why):
+            measured.rates_of(text)
 
 
 def test_a_flow_ends_when_its_rates_are_known() -> None:

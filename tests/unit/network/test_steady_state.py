@@ -90,3 +90,6 @@ def test_a_server_is_in_the_rack_of_its_workers_and_away_from_busy_links() -> No
     assert best_server(state, 1, (0, 1), [2, 9])[0] in (2, 9)
     with pytest.raises(InputError, match="no node for its parameter server"):
         best_server(state, 1, (0, 1), [])
+    for levels, racks in ((1, (0, 1)), (2, (2,))):  # where leaves add up sums, too, not next to a part of the workers
+        state = SteadyState.of(graph_of("12x8@4", f"oversubscription=1,aggregators=20000,levels={levels}"))
+        assert best_server(state, 1, (0, 1, 4, 5), range(12))[0] // 4 in racks

@@ -236,7 +236,12 @@ def test_inalloc_meets_the_deadlines_that_other_managers_miss_where_memory_is_sh
     urgent = [3, 7]
     assert missed == {"switchml": urgent, "atp": urgent, "esa": urgent, "inalloc": [], "inalloc/spare=others": []}
     assert mean_s["switchml"] < mean_s["inalloc"]
-    assert mean_s["inalloc/spare=others"] > 1.8 * mean_s["inalloc"]
+    assert mean_s["inalloc/spare=others"] > 1.7 * mean_s["inalloc"]
+
+
+def test_servers_keep_away_from_workers_whose_servers_are_still_to_be_chosen() -> None:
+    single = networked(Cluster.parse("10x4"), "single-switch:aggregators=700")
+    assert {grant.server for grant in decided("fifo:ina=atp", wide(2, gpus=16), single).grants} == {8, 9}
 
 
 def test_memory_is_reviewed_while_deadlines_could_use_more() -> None:

@@ -117,12 +117,12 @@ def test_switches_that_miss_a_release_break_an_invariant(monkeypatch: pytest.Mon
         simulate(random_jobs(3, 8), CLUSTER, Partitioned(make_policy("srtf")), COSTLY, check=True)
 
 
-def test_a_system_without_a_law_for_clusters_is_refused_and_so_are_jobs_of_another_system() -> None:
+def test_windows_that_change_have_no_law_and_jobs_of_another_system_are_refused() -> None:
     job = JobSpec(id="r", iterations=10.0, iteration_s=1.0, gpus=8, ina=InaRequest("require", protocol="atp"))
     jobs = JobBatch.of([job, JobSpec(id="a", iterations=10.0, iteration_s=1.0)])
     world = replace(IDEAL, physics=NetworkPhysics())
-    with pytest.raises(InputError, match=r"ina=a2tp is for live clusters and packets .* take ina=atp"):
-        simulate(jobs, CLUSTER, make_policy("fifo:ina=a2tp"), world)
+    with pytest.raises(InputError, match="rates by a law know no congestion control, and a2tp has one"):
+        simulate(jobs, CLUSTER, make_policy("fifo:ina=a2tp"), replace(IDEAL, physics=NetworkPhysics(rates="law")))
     found = simulate(jobs, CLUSTER, make_policy("fifo:ina=inalloc"), world, check=True).controller.job_store.columns
     assert found["reason"][0] == (
         "ina is require, and the job asks for atp; the switches run inalloc; leave protocol out, or submit it with auto"

@@ -178,6 +178,8 @@ def test_jobs_whose_sums_stall_are_as_fast_as_their_packets(monkeypatch: pytest.
     with pytest.warns(RuntimeWarning, match="rates of jobs that share"):
         by_law = law.paces(truth, groups, cluster, granted)
     assert followed[0] == pytest.approx(1.4 * by_law, rel=0.2)
+    windows = found.controlled("a2tp").paces(truth, groups, cluster, granted)
+    assert (np.abs(windows / followed[0] - 1) > 0.05).all()
     monkeypatch.setattr(measured.Measured, "factors", lambda *given: None)
     with pytest.warns(RuntimeWarning, match="may be wrong by more than half: they are by the law"):
         NetworkPhysics().paces(truth, groups, cluster, granted)

@@ -282,19 +282,19 @@ def asked_physics(world: World, request: Request) -> StandardPhysics:
 def networked_world(world: World, request: Request) -> World:
     """The world for a cluster with a network: jobs share its links. Raises `InputError` for options out of range."""
     from plait.network.fluid.iterations import PHASES
-    from plait.network.measured import RATES
+    from plait.network.measured import rates_of
     from plait.sim.contention.network import LAYERS, NetworkPhysics
 
-    phases, rates, given = request.phases or PHASES[0], request.rates or RATES[0], request.overlap or "0"
+    phases, rates, given = request.phases or PHASES[0], request.rates or "auto", request.overlap or "0"
     try:
         overlap = LAYERS if given == LAYERS else float(given)
     except ValueError:
         overlap = math.nan
     if not isinstance(overlap, str) and not 0 <= overlap <= 1:
         raise InputError(f"--overlap must be a part of the computation from 0 to 1, or {LAYERS}, got {given}")
-    for name, value, known in (("phases", phases, PHASES), ("rates", rates, RATES)):
-        if value not in known:
-            raise InputError(f"--{name} {value!r} is unknown; {suggest(value, known)}")
+    if phases not in PHASES:
+        raise InputError(f"--phases {phases!r} is unknown; {suggest(phases, PHASES)}")
+    rates_of(rates)
     if type(world.physics) is not StandardPhysics:
         raise InputError(
             f"world {world.name} measures GPUs that guests share, and cannot have a network at the same time; "

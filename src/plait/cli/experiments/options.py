@@ -181,7 +181,8 @@ class Request:
         Text,
         typer.Option(
             help="With a network: rates of jobs that share memory of switches: by a `law`, by `packets` (two CPU "
-            "seconds for each set of exchanges), or by packets where the law does not hold. [default: auto]"
+            "seconds for each set of exchanges; `packets:background=0.3,cc=aimd,queue_packets=1000,overflow=pause` for "
+            "what they meet), or by packets where the law does not hold. [default: auto]"
         ),
     ] = None
     guest_models: Text = option("CSV of models on shared GPUs: quanta, gaps, memory, curves, bursts", default=None)

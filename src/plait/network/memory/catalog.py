@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from plait.core.errors import InputError, suggest
 from plait.network.memory.inalloc import Inalloc
 from plait.network.memory.manager import Manager
 from plait.network.memory.partition import EqualPartition
 from plait.network.memory.shared import Esa, Shared
-from plait.network.topology.fields import placed, read_options
+from plait.network.topology.fields import placed, read_options, split_options
 
 #: Name -> manager.
 MANAGERS: Mapping[str, type[Manager]] = {
@@ -37,16 +36,7 @@ def make_manager(text: str) -> Manager:
     >>> make_manager("inalloc:margin=1.2,on_infeasible=notify").margin
     1.2
     """
-    name, _, rest = text.partition(":")
-    where = f"memory manager {text[:200]!r}"
+    name, values, where = split_options(text, "memory manager", "inalloc:margin=1.2")
     if name not in MANAGERS:
         raise InputError(f"{where}: {name!r} is unknown; {suggest(name, MANAGERS)}")
-    values: dict[str, Any] = {}
-    for part in rest.split(",") if rest else ():
-        key, equals, value = (word.strip() for word in part.partition("="))
-        if not equals:
-            raise InputError(f"{where}: {part!r} is not option=value")
-        if key in values:
-            raise InputError(f"{where}: {key} is given twice")
-        values[key] = value
     return placed(lambda: read_options(MANAGERS[name], values, where), where)

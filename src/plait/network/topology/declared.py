@@ -12,8 +12,8 @@ from plait.core.cluster import Cluster, Link, Network
 from plait.core.errors import InputError, suggest
 from plait.network.topology.build import build_growing
 from plait.network.topology.cluster_file import file_text, read_cluster_file
-from plait.network.topology.fields import placed, read_options
-from plait.network.topology.read import split_options
+from plait.network.topology.fields import placed, read_options, split_options
+from plait.network.topology.read import NAMES
 from plait.network.topology.shapes import SHAPES, SingleSwitch
 
 #: The value of `--network` that removes the network of a cluster.
@@ -67,7 +67,7 @@ class Declared:
         return _attached(self.listed, dict(self.racks), cluster)
 
     def _shape(self) -> tuple[SingleSwitch, str]:
-        name, values, where = split_options(self.text)
+        name, values, where = split_options(self.text, *NAMES)
         if name not in SHAPES:
             raise InputError(f"{where}: topology {name!r} is unknown; {suggest(name, SHAPES)}")
         return read_options(SHAPES[name], values, where), where

@@ -27,6 +27,24 @@ def read_options(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     return kind(**{name: _value(known[name], value, where) for name, value in values.items()})
 
 
+def split_options(text: str, what: str, example: str) -> tuple[str, dict[str, Any], str]:
+    """The name of a text `NAME[:option=value,...]`, its options as texts, and the place that errors name.
+
+    `what` it describes, and an `example` for errors; raises `InputError` for anything else.
+    """
+    name, _, rest = text.partition(":")
+    where = f"{what} {text[:200]!r}"
+    values: dict[str, Any] = {}
+    for part in rest.split(",") if rest else ():
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals:
+            raise InputError(f"{where}: {part!r} is not option=value; e.g. {example}")
+        if key in values:
+            raise InputError(f"{where}: {key} is given twice")
+        values[key] = value
+    return name, values, where
+
+
 def tables(given: Any, where: str) -> list[Mapping[str, Any]]:
     """An array of tables; raises `InputError` for anything else."""
     if not isinstance(given, list) or not all(isinstance(row, Mapping) for row in given):

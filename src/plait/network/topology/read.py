@@ -8,8 +8,11 @@ from typing import Any
 from plait.core.cluster import Cluster, Network
 from plait.core.errors import InputError, suggest
 from plait.network.topology.build import build
-from plait.network.topology.fields import placed, read_options
+from plait.network.topology.fields import placed, read_options, split_options
 from plait.network.topology.shapes import SHAPES
+
+#: What errors call a text, and their example.
+NAMES = "network", "leaf-spine:link_gbps=100,aggregators=20000"
 
 
 def networked(cluster: Cluster, text: str) -> Cluster:
@@ -22,24 +25,9 @@ def networked(cluster: Cluster, text: str) -> Cluster:
     >>> len(net.switches), [link.bits_per_s for link in net.links][-1]
     (4, 100000000000.0)
     """
-    name, values, where = split_options(text)
+    name, values, where = split_options(text, *NAMES)
     network = network_of_shape(cluster, name, values, where, text)
     return placed(lambda: cluster.with_network(network), where)
-
-
-def split_options(text: str) -> tuple[str, dict[str, Any], str]:
-    """The topology of a text, its options as texts, and the place that errors name; `InputError` for anything else."""
-    name, _, rest = text.partition(":")
-    where = f"network {text[:200]!r}"
-    values: dict[str, Any] = {}
-    for part in rest.split(",") if rest else ():
-        key, equals, value = (word.strip() for word in part.partition("="))
-        if not equals:
-            raise InputError(f"{where}: {part!r} is not option=value; e.g. {name}:link_gbps=100,aggregators=20000")
-        if key in values:
-            raise InputError(f"{where}: {key} is given twice")
-        values[key] = value
-    return name, values, where
 
 
 def network_of_shape(cluster: Cluster, name: str, values: Mapping[str, Any], where: str, description: str) -> Network:

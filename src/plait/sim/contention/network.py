@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
+from plait.core.errors import InputError
 from plait.core.jobs import JobBatch
 from plait.core.network_grants import NetworkFigures, NetworkGrant
 from plait.core.plan import Gate, Groups
@@ -25,7 +26,7 @@ from plait.network.fluid.iterations import PHASES, IterationTimes, beside, expos
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.fluid.memory import SteadyRates
 from plait.network.gradients import MOST_EXCHANGE, gradient_bytes, overlap_of_layers
-from plait.network.measured import RATES, Measured
+from plait.network.measured import Measured, rates_of
 from plait.network.topology.paths import Graph
 from plait.placement.servers import by_rule, link_loads, server_parts
 from plait.sim.physics import Granted, StandardPhysics
@@ -74,8 +75,16 @@ class NetworkPhysics:
         """Check the options; the command line words them."""
         assert self.overlap == LAYERS if isinstance(self.overlap, str) else 0 <= self.overlap <= 1
         assert self.phases in PHASES
-        assert self.rates in RATES
+        rates_of(self.rates)
         object.__setattr__(self, "inner", replace(self.inner, spread_slowdown=1.0))
+
+    def controlled(self, cc: str) -> NetworkPhysics:
+        """The same with this congestion control, whose windows follow single packets: there is no law of them."""
+        source, met = rates_of(self.rates)
+        if source == "law":
+            raise InputError(f"rates by a law know no congestion control, and {cc} has one; take auto or packets")
+        options = [f"{name}={value}" for name, value in asdict(replace(met, cc=cc)).items()]
+        return replace(self, rates=f"packets:{','.join(options)}", _known={}, _measured={})
 
     def iteration_s(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
         """Seconds an iteration if these groups were all there are, and no switch aggregated."""
@@ -173,7 +182,7 @@ class NetworkPhysics:
         if not isinstance(found, IterationTimes):
             if len(self._known) > MOST_KNOWN:
                 self._known.clear()
-            measured = Measured(cluster, graph, self.rates, self._measured)
+            measured = Measured(cluster, graph, *rates_of(self.rates), self._measured)
             exchanges = [_exchange(graph, way) for way in ways]
 
             def corrected(rows: Sequence[int], law: SteadyRates) -> FloatArray:
