@@ -18,10 +18,12 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 _KEY = "option"
+_hints = cache(typing.get_type_hints)  # `plait submit` looks up forty options of one class
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Declared:
 
 def declared(kind: type[Any]) -> list[Declared]:
     """The options of a dataclass, in the order of its fields."""
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]
     return [
         Declared(f.name, _known(hints[f.name]), f.default, f.metadata[_KEY]) for f in fields(kind) if _KEY in f.metadata
     ]
