@@ -264,6 +264,8 @@ class Controller:
                 self.job_store.columns["reason"][job] = reason
             self._end(jobs, Phase.FAILED, event.at_s)
             numbers = numbers[~np.isin(numbers, jobs)]
+        if has_groups(self.policy):
+            self.job_store.expect_peaks(numbers, self.cluster)
         self.active = np.concatenate([self.active, numbers])
         self.changed = True
         return (Refuse(self.events, jobs, tuple(refused.values())),) if refused else ()

@@ -72,6 +72,8 @@ _DERIVED = ("gpu_kinds", "kinds")
 _RARE = ("slow_since_s", "packed_s", "spread_s")
 #: columns of the spec that what was measured replaces
 _MEASURED = ("iteration_s", "checkpoints", "restart_s", "gpu_memory_bytes")
+#: Kinds of jobs whose measured memory is kept.
+MOST_PEAKS = 4096
 #: one flag for all jobs: whether the column differs from its default anywhere, so empty columns are skipped
 _FLAGS = ("has_demands", "has_kinds", "has_losses")
 
@@ -89,6 +91,7 @@ class JobStore:
         self._past_use: FloatArray = np.zeros((0, 4))
         self.memo: dict[str, Any] = {}
         self.pair_reports = PairReports()
+        self.peaks: dict[int, float] = {}  # GPU memory measured of jobs of the closest kind, bytes, the last kinds
         self._sorted = 0, np.zeros(0), np.zeros(1)  # of how many departures; what `departed_sizes` returns for them
         self.batches: list[tuple[int, JobBatch]] = []
         self.requiring: set[int] = set()  # jobs that require in-network aggregation and have not left
@@ -120,6 +123,23 @@ class JobStore:
         self.batches.append((first, batch))
         self.count = last
         return np.arange(first, last, dtype=np.int64)
+
+    def note_peak(self, job: int, peak_bytes: float) -> None:
+        """Keep what a job was measured to need of a GPU's memory, for later ones of the closest kind."""
+        kind = int(self.columns["kinds"][job, 0])
+        if kind:
+            self.peaks[kind] = max(self.peaks.pop(kind, 0.0), peak_bytes)
+            if len(self.peaks) > MOST_PEAKS:
+                del self.peaks[next(iter(self.peaks))]
+
+    def expect_peaks(self, jobs: IntArray, cluster: Cluster) -> None:
+        """Take for jobs that state no GPU memory what earlier ones of the closest kind needed, if a GPU has that."""
+        memory_bytes = self.columns["gpu_memory_bytes"]
+        for job in jobs[memory_bytes[jobs] == 0].tolist() if self.peaks else ():
+            mask, sizes = cluster.kind_mask(self.columns["gpu_kinds"][job]), cluster.kind_gpu_memory_bytes.tolist()
+            most_bytes = max((size for i, size in enumerate(sizes) if mask >> i & 1), default=0.0)
+            peak_bytes = self.peaks.get(int(self.columns["kinds"][job, 0]), 0.0)
+            memory_bytes[job] = peak_bytes if peak_bytes <= most_bytes else 0.0
 
     def update(self, jobs: IntArray, batch: JobBatch) -> None:
         """Replace the requests of these jobs (numbers).
@@ -322,7 +342,7 @@ class JobStore:
         departed = self.last_departed(self.count if keep is None else recent)
         past_gpu_s, past_kinds, past_s, past_use = self._past(self.departures - len(departed))
         users, projects, count = list(self._users), list(self._projects), self.count
-        pair_reports = self.pair_reports.copy()
+        pair_reports, peaks = self.pair_reports.copy(), dict(self.peaks)
         flags = [bool(self.columns[name][0]) for name in _FLAGS]
 
         def plain() -> dict[str, Any]:
@@ -343,6 +363,8 @@ class JobStore:
             }
             if pair_reports.sets:
                 out["pair_reports"] = pair_reports.to_json()
+            if peaks:
+                out["peaks"] = peaks
             if len(numbers) < count:
                 out["numbers"] = numbers.tolist()
                 out["past_gpu_s"] = base64.b64encode(past_gpu_s.astype("<f8").tobytes()).decode("ascii")
@@ -396,6 +418,7 @@ class JobStore:
             job_store._past_use[:] = use.reshape(4, -1).T
         job_store.depart(np.array(data["departed"], dtype=np.int64))
         job_store.pair_reports = PairReports.from_json(data.get("pair_reports", {}))
+        job_store.peaks = {int(kind): float(peak) for kind, peak in data.get("peaks", {}).items()}
         job_store._users = {u: i for i, u in enumerate(data["users"])}
         job_store._projects = {p: i for i, p in enumerate(data["projects"])}
         for name, flag in zip(_FLAGS, data.get("flags", ()), strict=False):
@@ -422,7 +445,7 @@ class JobStore:
         past = self._past(self.departures - len(departed))
         job_store._past_gpu_s, job_store._past_kinds, job_store._past_s, job_store._past_use = past
         job_store.departures = len(job_store._past_gpu_s)
-        job_store.pair_reports = self.pair_reports.copy()
+        job_store.pair_reports, job_store.peaks = self.pair_reports.copy(), dict(self.peaks)
         job_store.depart(np.searchsorted(numbers, departed))
         return job_store
 

@@ -29,6 +29,8 @@ _OF_JOBS = tuple(field.name for field in fields(Usage) if field.name not in (*_O
 #: A guest below this part of its own speed gets next to nothing. Before its speed is known, an iteration is taken to
 #: last so many seconds: of 10,000 production jobs, 80 % take at most that (Xiao et al., AntMan, OSDI 2020).
 SLOW_SPEED, UNKNOWN_ITERATION_S = 0.01, 0.6
+#: Later runs of the same command are taken to need so many times what was measured, as their data may differ.
+LATER = 1.1
 _NONE: FloatArray = np.zeros(0)
 _OF_NETWORK = tuple(field.name for field in fields(NetworkFigures) if field.name != "jobs")
 NOTHING_KNOWN = Usage(_NONE, _NONE, NO_JOBS, _NONE, _NONE, _NONE, _NONE)
@@ -119,11 +121,18 @@ def note_slow_steps(event: UsageReported, columns: Mapping[str, Any], running: G
 
     Returns whether any became slow.
     """
-    guests = _guests(event.jobs, columns, running)
-    jobs = event.jobs[guests]
-    before = np.isnan(columns["slow_since_s"][jobs])
-    _note_slow(jobs, event.step_s[guests], event.at_s, columns)
-    return bool((before & ~np.isnan(columns["slow_since_s"][jobs])).any())
+    if running.guest is None:
+        return False
+    group = columns["running_group"][event.jobs]
+    guests = (group >= 0) & running.guest[group]
+    jobs, step_s = event.jobs[guests], event.step_s[guests]
+    alone_s, before = columns["iteration_s"][jobs], columns["slow_since_s"][jobs]
+    alone_s = np.where(np.isnan(alone_s), UNKNOWN_ITERATION_S, alone_s)
+    is_slow = alone_s < SLOW_SPEED * step_s  # not by division, as a step of 0 s is one that was too short to measure
+    since_s = np.where(np.isnan(before), event.at_s, before)
+    after = np.where(is_slow, since_s, np.where(np.isnan(step_s), before, math.nan))
+    columns["slow_since_s"][jobs] = after
+    return bool((np.isnan(before) & ~np.isnan(after)).any())
 
 
 def note_slow_progress(
@@ -193,22 +202,8 @@ def note_peaks(event: UsageReported, store: JobStore, running: Groups, cluster: 
             continue
         gpus = running.gpus[running.first_gpu[group] : running.first_gpu[group + 1]]
         kinds = cluster.node_kind[cluster.gpu_node[gpus]]
-        before, known[job] = known[job], min(peak, cluster.kind_gpu_memory_bytes[kinds].min())
+        most_bytes = float(cluster.kind_gpu_memory_bytes[kinds].min())
+        before, known[job] = known[job], min(peak, most_bytes)
+        store.note_peak(job, min(LATER * peak, most_bytes))
         news |= known[job] > before
     return news
-
-
-def _guests(jobs: IntArray, columns: Mapping[str, Any], running: Groups) -> BoolArray:
-    group = columns["running_group"][jobs]
-    if running.guest is None:
-        return np.zeros(len(jobs), dtype=np.bool_)
-    return np.asarray((group >= 0) & running.guest[group], dtype=np.bool_)
-
-
-def _note_slow(jobs: IntArray, step_s: FloatArray, since_s: float, columns: Mapping[str, Any]) -> None:
-    """Slow ones are so since `since_s`, if they were not before; a step of NaN seconds is unknown."""
-    alone_s, before = columns["iteration_s"][jobs], columns["slow_since_s"][jobs]
-    alone_s = np.where(np.isnan(alone_s), UNKNOWN_ITERATION_S, alone_s)
-    slow = np.where(np.isnan(before), since_s, before)
-    is_slow = alone_s < SLOW_SPEED * step_s  # not by division, as a step of 0 s is one that was too short to measure
-    columns["slow_since_s"][jobs] = np.where(is_slow, slow, np.where(np.isnan(step_s), before, math.nan))

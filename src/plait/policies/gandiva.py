@@ -71,9 +71,7 @@ class Gandiva:
         jobs = view.jobs
         served = np.where(jobs.running, view.now_s, np.where(jobs.starts > 0, jobs.pending_since_s, -np.inf))
         inside = jobs.running & (view.now_s > self._slice_began(view.now_s) + 1e-6)
-        mate = np.arange(len(jobs))
-        mate[list(mates)] = list(mates.values())
-        mate = mate[leaders]
+        mate = np.array([mates.get(row, row) for row in leaders.tolist()], dtype=np.int64)
         either = inside[leaders] | inside[mate]
         last = np.minimum(served[leaders], served[mate])
         return np.lexsort((leaders, last, ~either))
@@ -124,12 +122,7 @@ class Gandiva:
 
     def _running_pairs(self, view: View, can: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> dict[int, int]:
         jobs = view.jobs
-        if view.running.single:
-            return {}
-        by_group: dict[int, list[int]] = {}
-        running_group, first_job = jobs.running_group, view.running.first_job
-        shared = (first_job[1:] - first_job[:-1])[running_group] > 1  # of -1 as of any group
-        rows = np.flatnonzero((running_group >= 0) & can & shared)
-        for row, group in zip(rows.tolist(), running_group[rows].tolist(), strict=True):
-            by_group.setdefault(group, []).append(row)
-        return {rows[0]: rows[1] for rows in by_group.values() if len(rows) == 2}
+        rows = np.flatnonzero((jobs.running_group >= 0) & can)
+        rows = rows[np.argsort(jobs.running_group[rows], kind="stable")]
+        _, first, count = np.unique(jobs.running_group[rows], return_index=True, return_counts=True)
+        return {int(rows[i]): int(rows[i + 1]) for i in first[count == 2].tolist()}

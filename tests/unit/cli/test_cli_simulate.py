@@ -411,14 +411,11 @@ def test_models_on_shared_gpus_come_from_a_table_and_their_figures_are_in_the_re
 
 
 def test_jobs_that_state_no_gpu_memory_share_gpus_of_known_memory_and_this_is_said_once(plait, tmp_path) -> None:
-    rows = [f"j{i},0,1,1000,exact,completed" for i in range(16)]
-    (tmp_path / "jobs.csv").write_text("\n".join([HEADER, *rows]) + "\n")
-    asked = (
-        "simulate", "jobs.csv", "-p", "fifo,muri-s,plait,gandiva,pollux:group=interleave", "-c", "1x2",
-        "--assign-models", "uniform",
-    )  # fmt: skip
-    limited = plait(*asked, "--gpu-memory", "16", "--check", "--json", "-")
-    free = plait(*asked, "--json", "-")
+    (tmp_path / "jobs.csv").write_text(
+        "\n".join([HEADER, *(f"j{i},0,1,1000,exact,completed" for i in range(16))]) + "\n"
+    )
+    asked = ("simulate", "jobs.csv", "-p", "fifo,muri-s,plait,gandiva", "-c", "1x2", "--assign-models", "uniform")
+    limited, free = (plait(*asked, *more, "--check", "--json", "-") for more in (("--gpu-memory", "16"), ()))
     assert [row["avg_jct_s"] for row in json.loads(limited.out)] == [row["avg_jct_s"] for row in json.loads(free.out)]
     said = "16 of 16 jobs state no GPU memory and count as fitting next to any other under muri-s, plait, gandiva"
     assert " ".join(limited.err.split()).count(said) == 1

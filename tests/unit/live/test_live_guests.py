@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from live_cases import Cluster, Node
 
+from plait.control.job_store import JobStore
 from plait.core.errors import InputError
 from plait.core.policy import has_guests
 from plait.live.api.cluster import Gpus
@@ -226,39 +227,55 @@ def test_what_agents_measure_is_in_the_view_and_the_log_does_not_grow_by_it(shar
     assert shared.engine.state.controller.view().usage.utilisation.tolist() == [0.9]
 
 
-def test_a_gpu_that_a_job_has_for_itself_shows_what_it_needs_once_it_has_run_for_a_minute(cluster: Make) -> None:
-    c = cluster((), policy="plait")
+SCRIPT, MATE = {"profile": {"cpu": 0.2, "gpu": 0.1}}, {"profile": {"gpu": 0.2, "cpu": 0.1}, "gpu_memory": 20 * GB}
+
+
+def one_gpu(cluster: Make, policy: str = "plait") -> tuple[Cluster, Node]:
+    c = cluster((), policy=policy)
     node = Node(c, "n0", 1)
     node.info, c.nodes = replace(node.info, gpu_memory_bytes=80 * GB), [node]
-    c.submit({"profile": {"cpu": 0.2, "gpu": 0.1}}, {"profile": {"gpu": 0.2, "cpu": 0.1}, "gpu_memory": 20 * GB})
-    for seconds, used_gb, known_gb in ((30, 2, 0), (45, 30, 31.5), (20, 60, 31.5)):  # of that a mate may have 25 GB
+    return c, node
+
+
+@pytest.mark.parametrize(
+    ("mates", "used", "together"),
+    [
+        ([MATE], ((30, 2, 0), (45, 30, 31.5), (20, 60, 31.5)), [0, 1]),
+        ([], ((70, 20, 21), (60, 60, 63), (9, 30, 63)), [0]),
+    ],
+)
+def test_a_gpu_shows_what_a_job_needs_from_a_minute_on_while_it_has_always_been_alone(mates, used, together, cluster):
+    c, node = one_gpu(cluster)
+    c.submit(SCRIPT, *mates)
+    for seconds, used_gb, known_gb in used:  # of 60 GB a mate may have 25 GB
         node.usage = Usage(means=[GpuMean(0.5, used_gb * GB)])
         c.pass_s(seconds)
         assert c.engine.state.controller.job_store.columns["gpu_memory_bytes"][0] == known_gb * GB
-        assert sorted(runs(node)) == ([0, 1] if known_gb else [0])
-
-
-def test_a_job_that_has_always_been_alone_needs_what_its_gpu_shows_after_the_first_minute_too(cluster: Make) -> None:
-    """A script fills its GPU when its first step is made, which may be later than a minute after its start."""
-    c = cluster((), policy="plait")
-    node = Node(c, "n0", 1)
-    node.info, c.nodes = replace(node.info, gpu_memory_bytes=80 * GB), [node]
-    c.submit({"profile": {"cpu": 0.2, "gpu": 0.1}})
-    for used_gb, known_gb in ((20, 21), (60, 63), (30, 63)):
-        node.usage = Usage(means=[GpuMean(0.5, used_gb * GB)])
-        c.pass_s(65)
-        assert c.engine.state.controller.job_store.columns["gpu_memory_bytes"][0] == known_gb * GB
-    c.submit({"profile": {"gpu": 0.2, "cpu": 0.1}, "gpu_memory": 20 * GB})
+        assert len(runs(node)) == 1 + (known_gb > 0) * len(mates)
+    c.submit(*([] if mates else [MATE]))
     c.pass_s(5)
-    assert sorted(runs(node)) == [0]
+    assert sorted(runs(node)) == together
+
+
+@pytest.mark.parametrize(("again", "together"), [("python a.py", 2), ("python a.py 2", 1)])
+def test_a_later_run_of_a_measured_command_shares_at_once(again: str, together: int, cluster: Make) -> None:
+    c, node = one_gpu(cluster)
+    c.submit({**SCRIPT, "command": ["python", "a.py"]})
+    node.usage = Usage(means=[GpuMean(0.5, 20 * GB)])
+    c.pass_s(70)
+    node.end(0)
+    data = json.loads(json.dumps(c.engine.state.controller.job_store.to_json()))
+    assert list(JobStore.from_json(data).peaks.values()) == [pytest.approx(23.1 * GB)]
+    *_, waits = c.submit({**SCRIPT, "command": again.split()}, MATE, {"command": again.split()})
+    c.pass_s(5)
+    assert len(runs(node)) == together
+    assert ("; 23.1 GB of GPU" in str(c.engine.explain(waits, c.now).predicted)) is (together == 2)
 
 
 @pytest.mark.parametrize("before", ["antman", "tiresias-l"])
 def test_a_policy_that_shares_gpus_learns_at_once_what_jobs_need_that_ran_before(before: str, cluster: Make) -> None:
-    c = cluster((), policy=before)
-    node = Node(c, "n0", 1)
-    node.info, c.nodes = replace(node.info, gpu_memory_bytes=80 * GB), [node]
-    c.submit({"profile": {"cpu": 0.2, "gpu": 0.1}}, {"profile": {"gpu": 0.2, "cpu": 0.1}, "gpu_memory": 20 * GB})
+    c, node = one_gpu(cluster, before)
+    c.submit(SCRIPT, MATE)
     c.pass_s(5)
     node.report(0, memory=Memory(30 * GB, 25 * GB), steps=5.0, step_s=0.3)
     c.pass_s(20)

@@ -71,32 +71,21 @@ def test_a_job_that_waits_has_no_risk(cluster: Make) -> None:
 
 def test_a_waiting_job_has_the_time_when_it_goes_first_because_of_its_wait(cluster: Make) -> None:
     c = cluster([1], policy="plait:wait_lengths=2,group=off", lost_s=1e5, lease_s=5e4)
-    (holds,) = c.submit({"iterations": 100, "profile": {"gpu": 1.0}})
+    c.engine.set_project("nlp", gpu_quota=1, weight=1.0, now_s=c.now)
+    (holds,) = c.submit({"iterations": 100, "profile": {"gpu": 1.0}, "priority": 1.0})
     c.pass_s(2.0)
     c.nodes[0].report(holds, saves="nothing", held_s=800.0)  # so that none goes before it
-    (waits,) = c.submit({"iterations": 400, "profile": {"gpu": 1.0}})
+    (waits,) = c.submit({"iterations": 400, "profile": {"gpu": 1.0}, "project": "nlp"})
     c.pass_s(2.0)
     found = c.engine.explain(waits, c.now)
     bound = "it has waited 2 times its length of about 6 min 40 s, and at least 10 min 0 s"
+    bound += ", but after jobs of a higher class and the quota of project nlp"
     assert found.first == f"it is among the first in 13 min 18 s, when {bound}"
     assert f"  {found.first}" in explanation_lines(found)
     c.now += 800.0
     c.pass_s(1.0)
     assert c.state(waits) == "waiting"
     assert c.engine.explain(waits, c.now).first == f"it is among the first, because {bound}"
-
-
-def test_classes_and_quotas_that_still_go_before_a_late_job_are_named(cluster: Make) -> None:
-    c = cluster([1], policy="plait:wait_lengths=2,group=off", lost_s=1e5, lease_s=5e4)
-    c.engine.set_project("nlp", gpu_quota=1, weight=1.0, now_s=c.now)
-    work = {"iterations": 100, "profile": {"gpu": 1.0}}
-    c.submit({**work, "priority": 1.0})
-    c.pass_s(2.0)
-    (waits,) = c.submit({**work, "project": "nlp"})
-    c.pass_s(2.0)
-    first = c.engine.explain(waits, c.now).first
-    assert first is not None
-    assert first.endswith("10 min 0 s, but after jobs of a higher class and the quota of project nlp")
 
 
 @pytest.mark.parametrize(

@@ -180,21 +180,18 @@ def test_a_job_whose_memory_is_unknown_shares_no_gpu_of_known_memory_until_its_p
     assert together(memory_gb=0) == 2, "slots and GPUs of unknown memory are shared at once"
 
 
-@pytest.mark.parametrize(
-    ("peak_gb", "measures", "together"), [(0, True, 1), (30, True, 2), (50, True, 1), (0, False, 2)]
-)
-def test_gandiva_packs_jobs_once_their_memory_is_known_to_fit(peak_gb, measures, together):
-    cluster = Cluster.of(2, 1, gpu_memory_bytes=80 * 10**9)
-    controller = Controller(make_policy("gandiva:slice_s=5"), cluster, measures_memory=measures)
+@pytest.mark.parametrize(("peak_gb", "measures", "jobs"), [(0, True, 1), (30, True, 2), (50, True, 1), (0, False, 2)])
+def test_gandiva_packs_jobs_once_their_memory_is_known_to_fit(peak_gb, measures, jobs):
+    policy, gpus = make_policy("gandiva:slice_s=5"), Cluster.of(2, 1, gpu_memory_bytes=80 * 10**9)
+    controller = Controller(policy, gpus, measures_memory=measures)
     controller.handle(JobSubmitted(0.0, 0, JobBatch.of([job(0, profile=STORAGE), job(1, profile=GPU)])))
     controller.handle(ReplanDue(0.0))
-    if peak_gb:
-        none, peaks = np.full(2, np.nan), np.full(2, peak_gb * 1e9)
-        controller.handle(UsageReported(9.0, none[:0], none[:0], np.arange(2), none, peaks, none, none))
+    none, peaks = np.full(2, np.nan), np.full(2, (peak_gb or np.nan) * 1e9)
+    controller.handle(UsageReported(9.0, none[:0], none[:0], np.arange(2), none, peaks, none, none))
     controller.job_store.columns["run_s"][:2] = 10.0
     controller.handle(NodeLost(10.0, controller.cluster.nodes[1].id))
     controller.handle(ReplanDue(10.0))
-    assert len(controller.running.jobs) == together
+    assert len(controller.running.jobs) == jobs
 
 
 def test_jobs_that_placement_leaves_together_stay_host_and_guest():

@@ -135,7 +135,7 @@ def explanation_lines(found: Explanation) -> list[str]:
         if had := stopped_text(stops):
             lines.append(f"  stops have cost it so far: {had}")
     if found.left_s is not None:
-        place = "; its place follows from jobs of its kind that ended, not from this" if found.predicted else ""
+        place = "; its place in the order follows from a prediction instead" if found.predicted else ""
         lines.append(f"  about {duration(found.left_s)} left by its own progress, at this pace{place}")
     if last := found.last_stop:
         lines.append(f"  attempt {last.attempt} was stopped: {last.why}")

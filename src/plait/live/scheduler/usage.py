@@ -16,7 +16,7 @@ from plait.control.messages import NetworkReported, UsageReported
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.jobs import Phase
-from plait.core.policy import Usage, has_groups, has_guests
+from plait.core.policy import has_groups, has_guests
 from plait.live.protocol.wire import RUNNING, Seen
 from plait.live.scheduler.context import Context
 from plait.live.scheduler.records.attempts import Attempt
@@ -45,9 +45,13 @@ def report_usage(ctx: Context) -> bool:
     jobs, figures = _of_jobs(ctx)
     known = controller.usage
     if known is not None:
-        utilisation = _news(utilisation, _padded(known.utilisation, len(utilisation)), absolute=DRIFT_UTILISATION)
-        memory_bytes = _news(memory_bytes, _padded(known.memory_bytes, len(utilisation)))
-        changed = _changed_jobs(jobs, figures, known)
+        utilisation = _news(utilisation, known.utilisation, absolute=DRIFT_UTILISATION)
+        memory_bytes = _news(memory_bytes, known.memory_bytes)
+        before, there = np.full_like(figures, math.nan), np.isin(jobs, known.jobs)
+        at = np.searchsorted(known.jobs, jobs[there])
+        for i, name in enumerate(COLUMNS):
+            before[there, i] = getattr(known, name)[at]
+        changed = np.asarray(_differs(figures, before).any(axis=1), dtype=np.bool_)
         if has_groups(policy):  # the policy before may have learnt nothing from what was reported to it
             columns, peaks = controller.job_store.columns, figures[:, COLUMNS.index("peak_bytes")]
             unknown = (columns["running_group"][jobs] >= 0) & (columns["gpu_memory_bytes"][jobs] == 0)
@@ -126,12 +130,6 @@ def _runs(seen: Seen) -> bool:
     return not seen.steps and sharing is not None and (sharing.duty or 0.0) >= RUNS_DUTY
 
 
-def _padded(known: FloatArray, count: int) -> FloatArray:
-    out = np.full(count, math.nan)
-    out[: len(known)] = known[:count]
-    return out
-
-
 def _differs(new: FloatArray, known: FloatArray, absolute: float = 0.0) -> BoolArray:
     """Which figures are known now and were not before, or differ by a good deal."""
     least = absolute if absolute else DRIFT * np.maximum(np.abs(new), np.abs(known))
@@ -141,17 +139,9 @@ def _differs(new: FloatArray, known: FloatArray, absolute: float = 0.0) -> BoolA
 
 
 def _news(new: FloatArray, known: FloatArray, absolute: float = 0.0) -> FloatArray:
-    return np.where(_differs(new, known, absolute), new, math.nan)
-
-
-def _changed_jobs(jobs: IntArray, figures: FloatArray, known: Usage) -> BoolArray:
-    """Which jobs the controller knows other figures of, or none."""
-    before = np.full_like(figures, math.nan)
-    there = np.isin(jobs, known.jobs)
-    at = np.searchsorted(known.jobs, jobs[there])
-    for i, name in enumerate(COLUMNS):
-        before[there, i] = getattr(known, name)[at]
-    return np.asarray(_differs(figures, before).any(axis=1), dtype=np.bool_)
+    before = np.full(len(new), math.nan)  # nodes may have come since then
+    before[: len(known)] = known[: len(new)]
+    return np.where(_differs(new, before, absolute), new, math.nan)
 
 
 # -- exchanges of gradients ---------------------------------------------------------------------------

@@ -7,7 +7,7 @@ which calls the policy itself and is answered elsewhere; see `plait.live.schedul
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -128,7 +128,12 @@ def _predicted(ctx: Context, job: JobRecord) -> str | None:
         basis = f"from all {counted(found.ends, 'job')} that ended"
     else:
         basis = f"from {counted(found.ends, 'job')} that ended with the same {found.level}"
-    return f"about {median} of work left (half of such jobs: {low} to {high}), {basis}"
+    memory_bytes = 0.0 if jobs.starts[row[0]] else float(jobs.gpu_memory_bytes[row[0]])
+    learnt = memory_bytes and not controller.job_store.spec(job.number).gpu_memory_bytes
+    memory = (
+        f"; {memory_bytes / 1e9:.3g} GB of GPU memory, as measured of an earlier run, with a margin" if learnt else ""
+    )
+    return f"about {median} of work left (half of such jobs: {low} to {high}), {basis}{memory}"
 
 
 def _sharing_costs(ctx: Context, job: JobRecord) -> list[str] | None:
@@ -302,7 +307,10 @@ def _running(ctx: Context, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
     out["stages"] = {**stages, "iteration": whole}
     if lead and lead.step_s and not math.isnan(solo_s):
         out["slowdown"] = lead.step_s / solo_s
-        out["contended"] = _contended(stages, bool(shares))
+        grown = [
+            (one.now_s - one.alone_s, name) for name, one in stages.items() if one.now_s is not None and one.alone_s
+        ]
+        out["contended"] = max(grown)[1] if shares and grown and max(grown)[0] > 0 else None
     unseen = [f"rank {i} on {r.node}" for i, r in enumerate(attempt.ranks) if r.seen is None and not r.ended]
     if (unfenced := ctx.unfenced.get(job.number)) is not None and unfenced.why:
         out["summary"] = f"{unfenced.why}; waits until its folder can be written"
@@ -356,15 +364,6 @@ def _risk(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> Preem
     elif after_s > 0:
         text += f", but not within the next {duration(after_s)}"
     return PreemptionRisk(True, after_s, named, text)
-
-
-def _contended(stages: Mapping[str, StageTime], shared: bool) -> str | None:
-    """The resource whose stage grew most against alone; None if the job has its GPUs for itself."""
-    pairs = [(name, s.now_s, s.alone_s) for name, s in stages.items()]
-    grown = [(now - alone, name) for name, now, alone in pairs if now is not None and alone]
-    if not shared or not grown or max(grown)[0] <= 0:
-        return None
-    return str(max(grown)[1])
 
 
 # -- reservations of nodes ----------------------------------------------------------------------------
