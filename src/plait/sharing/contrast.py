@@ -102,14 +102,15 @@ def noise_after(variance: float, square: float, placebos: int) -> float:
     return variance + rate * (square - variance)
 
 
-def first_noise(ring: Sequence[float], block: int, period: int, base_s: float) -> tuple[float, bool]:
-    """The variance of a contrast, in steps, by the first off stretch; whether its placebo is more than its steps."""
+def first_noise(ring: Sequence[float], block: int, period: int, base_s: float, of: int) -> tuple[float, bool]:
+    """The variance of a contrast, in steps, by the first off stretch; whether placebos (B is `of`) show more of it."""
     most = (1.0 + LONG_MEDIANS) * median(ring)
     usual = tuple(value for value in ring if value <= most)
     if len(usual) < (1.0 - LONG_MOST) * len(ring):
         usual = tuple(ring)
     by_steps = local_variance(usual, period) * CONTRAST_VARIANCE / block
-    square = placebo(usual[-PLACEBO * block :], block) ** 2 if len(usual) >= PLACEBO * block else 0.0
+    squares = [placebo(usual[i : i + PLACEBO * of], of) ** 2 for i in range(len(usual) - PLACEBO * of + 1)]
+    square = mean(squares) * of / block if squares else 0.0
     return max(square, by_steps, (1e-6 * base_s) ** 2) / base_s**2, square > by_steps
 
 
@@ -270,8 +271,7 @@ class WholeSteps:
     @property
     def suspect(self) -> bool:
         """Whether the next blocks are a test."""
-        few = self.variance is not None and self.contrasts < FIRST
-        return few or self.small.suspect or self.large.suspect
+        return (self.variance is not None and self.contrasts < FIRST) or self.small.suspect or self.large.suspect
 
     def after(self, step_s: float, block: int, pace_s: float) -> WholeSteps:
         """With one more step of this block of a job whose steps without guests take `pace_s` (0: not known)."""
@@ -286,16 +286,16 @@ class WholeSteps:
         """The off block has ended, which a contrast is to be made of if `keep`; an on block begins."""
         variance = self.variance
         if variance is None and len(self.ring) > period:
-            variance = first_noise(self.ring, block, period, pace_s)[0]
+            variance = first_noise(self.ring, block, period, pace_s, max(block // 2 // period, 1) * period)[0]
         return replace(self, variance=variance, off=self.ring if keep else (), ring=(), to_placebo=0)
 
     def judged(self, block: int, around: int, period: int, pace_s: float, level: float, expected: float) -> WholeSteps:
         """After the contrast of the last off block at `level`, which is expected to cost `expected` of a step."""
         parts = before, _, after = self.tail[-around:], self.off, self.ring[:around]
         if self.variance is None or not all(parts) or moved_between(before, after, pace_s, self.variance):
-            return replace(self, off=())
-        d, error = contrast(*parts) / pace_s, sigma_of(self.variance, block, around, period, pace_s, parts)
-        error = max(error, PHASE * EPS)
+            return replace(self, off=(), contrasts=0)
+        d = contrast(*parts) / pace_s
+        error = max(sigma_of(self.variance, block, around, period, pace_s, parts), PHASE * EPS)
         z = (d - expected) / error
         return replace(
             self,

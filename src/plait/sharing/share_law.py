@@ -89,8 +89,9 @@ EXPECTED = 0.75
 #: An alarm below this part of eps is none; contrasts of growth, and above the grant, where a rare long quantum is in
 #: few; standard deviations of its upper bound, its limits.
 REAL, GROWTH_CONTRASTS, GROWTH_ABOVE, SURE, ROOM, LEAST_ROOM, GROWTH = 0.9, 2, 8, 2.5, 0.85, 0.4, 2.0
-#: A half contrast makes suspect and cuts above eps and so many standard deviations, each HALF of those of a whole one.
-HALF_SUSPECT, HALF_CUT, HALF = 2.5, 5.0, 1.3
+#: A half contrast makes suspect and cuts (on the GPU, of whole steps) above eps and so many standard deviations, each
+#: HALF of those of a whole one: cores and storage of a host may cost more than their share, the GPU does not.
+HALF_SUSPECT, HALF_CUT, WHOLE_CUT, HALF = 2.5, 5.0, 3.0, 1.3
 #: Steps that end an on block early, above the 3B before them by 2 eps or so many standard deviations.
 JUMP_STEPS, JUMP_BLOCKS, JUMP_EPS, JUMP_SIGMA = (5, 10), 3, 2.0, 4.0
 #: b0: how fast it follows off blocks. Steps whose mean lowers the grant, and how many at least.
@@ -369,9 +370,10 @@ class _Law(ShareState):
         if self.b0_s is None or abs(base_s / self.b0_s - 1.0) > MOVED:
             self.b0_s, self.pace_s, self.gpu0_s = base_s, step_s, gpu_s
         else:
-            self.b0_s += FOLLOW * (base_s - self.b0_s)
+            self.b0_s += FOLLOW * ((self.marked_b0_s if self._watches else base_s) - self.b0_s)
             self.pace_s += FOLLOW * (step_s - self.pace_s)
             self.gpu0_s += FOLLOW * (gpu_s - self.gpu0_s)
+        self.marked_b0_s = base_s  # noise of 40 % that scales its own contrast is a cost of 0.015
         if not gpu_s:  # it marks stages no more
             self.gpu0_s, self.watch = 0.0, WholeSteps()
         self._moved()
@@ -379,7 +381,7 @@ class _Law(ShareState):
             self.period = period_of(self.ring, EPS * self.b0_s)
         block = self._block()
         if self.variance is None:
-            self.variance, square = first_noise(self.ring, block, self.period, self.b0_s)
+            self.variance, square = first_noise(self.ring, block, self.period, self.b0_s, block)
             self.placebos = ONE_SQUARE if square else 0
             self.suspect = self._watches
         self.whole = False
@@ -399,10 +401,8 @@ class _Law(ShareState):
         """Another job than that of the last alarm: what was too much then may not be now."""
         if self.bad is None or not self.moved_b0_s or self.b0_s is None:
             return
-        moved = abs(self.b0_s / self.moved_b0_s - 1.0) > MOVED
-        if self.moved_gpu0_s:
-            moved = moved or abs(self.gpu0_s / self.moved_gpu0_s - 1.0) > MOVED
-        if moved:
+        then = (self.b0_s, self.moved_b0_s), (self.gpu0_s, self.moved_gpu0_s)
+        if any(before_s and abs(now_s / before_s - 1.0) > MOVED for now_s, before_s in then):
             self.bad_until_s, self.moved_b0_s, self.moved_gpu0_s = self.now_s, self.b0_s, self.gpu0_s
 
     def _plan(self, block: int, took: int) -> None:
@@ -523,7 +523,7 @@ class _Law(ShareState):
                 continue
             d = (mean(tail) - mean(ring)) / self.b0_s
             sigma = HALF * sigma_of(variance, block, around, self.period, self.b0_s, (tail, ring))
-            if suspect and d > self.eps + HALF_CUT * sigma:
+            if suspect and d > self.eps + (HALF_CUT if tail is self.tail else WHOLE_CUT) * sigma:
                 if tail is not self.tail:
                     self._by_step()
                 self._cut(d, self.tail_level)

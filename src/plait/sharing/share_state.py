@@ -58,6 +58,7 @@ class ShareState:
     off                    values of the last off block while its contrast is outstanding
     b0_s, gpu0_s, pace_s   of steps in off blocks: the scale of contrasts (seconds of a step, of the GPU stage of a
                            server's; per unit of work if stated), seconds of the GPU stage, seconds of a step
+    marked_b0_s            of the last off block, which b0 of a host that marks stages follows after the next
     variance, placebos     of a contrast, by placebos (None before the first), and how many of them
     blind, to_placebo      contrasts since the last placebo, steps to the next one
     period, maybe, unseen  of the steps; another one that was found once; steps since it was looked for
@@ -97,6 +98,7 @@ class ShareState:
     tail_level: float = 0.0
     off: tuple[float, ...] = ()
     b0_s: float | None = None
+    marked_b0_s: float = 0.0
     gpu0_s: float = 0.0
     pace_s: float = 0.0
     variance: float | None = None

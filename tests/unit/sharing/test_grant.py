@@ -22,7 +22,6 @@ from plait.sharing.contrast import (
 from plait.sharing.coordinator import CODEC
 from plait.sharing.directive import Action, Device, Directive, Reached, Sharer, SpillReason, StepStats
 from plait.sharing.grant import EPS, Bound, beside_gated_server, by_work, expected_cost, grant, idle_room
-from plait.sharing.share_law import capped
 
 
 @pytest.mark.parametrize(
@@ -103,11 +102,6 @@ def test_a_linear_drift_gives_no_contrast() -> None:
     values = [0.2 + 0.003 * i for i in range(30)]
     assert abs(placebo(values, 6)) < 1e-12
     assert abs(contrast(values[:12], values[12:18], values[18:])) < 1e-12
-
-
-def test_a_cut_aims_at_half_of_eps() -> None:
-    assert capped(1.0, 0.39) == pytest.approx(0.0256, abs=5e-5)
-    assert capped(0.5, 0.03) == pytest.approx(0.1667, abs=5e-5)
 
 
 @pytest.mark.parametrize(
