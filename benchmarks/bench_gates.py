@@ -1,6 +1,7 @@
 """Interleaving on paced devices, each job a process: the gates against jobs one after the other, and what a gate costs.
 
     python benchmarks/bench_gates.py [--quick]
+    python benchmarks/bench_gates.py --drawn 50    # predicted against measured paces of drawn groups; ten minutes
 
 Mixes in units of 50 ms on storage, CPU, GPU, network: M4 = four jobs with 2 units on a different resource and 1 on the
 others; M2 = two jobs whose bottlenecks are two slots apart; G4 = four jobs that need the GPU, where nothing can be
@@ -10,8 +11,11 @@ host changes them little.
 
 from __future__ import annotations
 
+import itertools
+import math
 import multiprocessing
 import os
+import random
 import shutil
 import statistics
 import sys
@@ -25,7 +29,7 @@ from common import Figure
 from paced import UNIT_S, one_after_the_other, play
 
 from plait.core.resources import Resource
-from plait.runtime.gate_choice import best_turns, choose_gate
+from plait.runtime.gate_choice import BEFORE_NETWORK, best_turns, choose_gate, paces, token_paces
 from plait.runtime.gates import BarrierGate, Group, GroupMember, NullGate, StageGate, TokenGate, make_group
 
 MIXES = {
@@ -148,8 +152,43 @@ def cost_figures(count: int) -> list[Figure]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def drawn(groups: int, seed: int = 0) -> None:
+    """Print the error of predicted iterations for drawn groups with stages of 0.2 to 6 units.
+
+    Half of the groups have loaders that work ahead, half of those at tokens have yield points.
+    """
+    draw, errors = random.Random(seed), dict[str, list[float]]()
+    for number in range(groups):
+        prefetch, quantum_s = draw.random() < 0.5, draw.choice((0.01, math.inf))
+        mix = [
+            tuple(round(math.exp(draw.uniform(math.log(0.2), math.log(6))), 1) for _ in Resource)
+            for _ in range(draw.choice((2, 3, 4)))
+        ]
+        gate = ("tokens", "tokens", "barrier")[number % 3]
+        stage_s = [[units * UNIT_S for units in row] for row in mix]
+        alone = [max(sum(row[:2]), sum(row[2:])) if prefetch else sum(row) for row in stage_s]
+        turns = best_turns(stage_s)[0]
+        predicted = paces(gate, stage_s, alone, turns) if gate == "barrier" else token_paces(stage_s, alone, quantum_s)
+        how = {"turns": turns} if gate == "barrier" else {"quantum_s": min(quantum_s, 1e6), "before": BEFORE_NETWORK}
+        for_s = min(16.0, max(4.0, 40 * max(predicted)))
+        played = play(mix, 0, gate=gate, prefetch=prefetch, for_s=for_s, **how)
+        kind = gate if gate == "barrier" else "tokens, whole stages" if quantum_s == math.inf else "tokens, 10 ms"
+        for ends, expected_s in zip(played.ends_s, predicted, strict=True):
+            settled = [end for end in ends if end >= 0.15 * for_s]
+            errors.setdefault(kind, []).append((settled[-1] - settled[0]) / (len(settled) - 1) / expected_s - 1)
+    for kind, found in {**errors, "all": list(itertools.chain(*errors.values()))}.items():
+        ordered = sorted(map(abs, found))
+        print(
+            f"{kind}: {len(found)} jobs, error {statistics.median(ordered):.1%} in the median, "
+            f"at most {ordered[int(0.95 * len(ordered))]:.1%} in 95 of 100"
+        )
+
+
 def main(options: Sequence[str]) -> None:
     """Measure and print."""
+    if "--drawn" in options:
+        drawn(int(options[options.index("--drawn") + 1]))
+        return
     quick = "--quick" in options
     runs, iterations = (1, 6) if quick else (3, 10)
     figures = cost_figures(2_000 if quick else 10_000)

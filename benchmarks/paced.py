@@ -78,8 +78,12 @@ def play(
     prefetch: bool = False,
     quantum_s: float = 0.01,
     for_s: float = 0.0,
+    before: float = 1.0,
 ) -> Played:
-    """Run the jobs at once, stage times in units; `for_s` ends each job then instead of after `iterations`."""
+    """Run the jobs at once, stage times in units; `for_s` ends each job then instead of after `iterations`.
+
+    `before`: part of the GPU stage before the network stage; the rest follows it, as the optimizer does gradients.
+    """
     root = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     try:
         members = [GroupMember(i, t) for i, t in enumerate(turns or range(len(mix)))]
@@ -87,7 +91,7 @@ def play(
         devices = [Device() for _ in Resource]
         pipes = [_fork.Pipe() for _ in mix]
         workers = [
-            _fork.Process(target=_job, args=(there, group, i, row, iterations, devices, prefetch, for_s))
+            _fork.Process(target=_job, args=(there, group, i, row, iterations, devices, prefetch, for_s, before))
             for i, (row, (_, there)) in enumerate(zip(mix, pipes, strict=True))
         ]
         for w in workers:
@@ -119,6 +123,7 @@ def _job(
     devices: Sequence[Device],
     prefetch: bool,
     for_s: float,
+    before: float,
 ) -> None:
     gate = open_gate({"group": group.control(index)})
     assert gate.kind == group.gate, gate.reason
@@ -127,33 +132,42 @@ def _job(
     time.sleep(max(0.0, begin - time.monotonic()))
     until = begin + for_s if for_s else float("inf")
     count = iterations if not for_s else 10**9
-    ends = (_prefetching if prefetch else _plain)(gate, units, count, until, devices)
+    ends = (_prefetching if prefetch else _plain)(gate, units, count, until, devices, before)
     gate.close()
     pipe.send(([e - begin for e in ends], 0 if isinstance(gate, NullGate) else gate.stats.timeouts))
 
 
-def _stages(gate: StageGate, units: Stages, devices: Sequence[Device], resources: Sequence[Resource]) -> None:
+def _stages(
+    gate: StageGate, units: Stages, devices: Sequence[Device], resources: Sequence[Resource], before: float = 1.0
+) -> None:
     def between() -> bool:
-        before = gate.stats.yields
+        yields = gate.stats.yields
         gate.yield_point()
-        return gate.stats.yields != before
+        return gate.stats.yields != yields
 
-    for r in resources:
-        if units[r]:
-            gate.enter(r)
-            devices[r].run(units[r] * UNIT_S, between)
-            gate.leave(r)
+    parts = [(r, units[r]) for r in resources if units[r]]
+    if before < 1 and units[Resource.GPU] and units[Resource.NETWORK] and Resource.NETWORK in resources:
+        gpu = units[Resource.GPU]
+        parts[-2:] = [(Resource.GPU, before * gpu), parts[-1], (Resource.GPU, (1 - before) * gpu)]
+    for r, stage in parts:
+        gate.enter(r)
+        devices[r].run(stage * UNIT_S, between)
+        gate.leave(r)
 
 
-def _plain(gate: StageGate, units: Stages, count: int, until: float, devices: Sequence[Device]) -> list[float]:
+def _plain(
+    gate: StageGate, units: Stages, count: int, until: float, devices: Sequence[Device], before: float
+) -> list[float]:
     ends: list[float] = []
     while len(ends) < count and time.monotonic() < until:
-        _stages(gate, units, devices, tuple(Resource))
+        _stages(gate, units, devices, tuple(Resource), before)
         ends.append(time.monotonic())
     return ends
 
 
-def _prefetching(gate: StageGate, units: Stages, count: int, until: float, devices: Sequence[Device]) -> list[float]:
+def _prefetching(
+    gate: StageGate, units: Stages, count: int, until: float, devices: Sequence[Device], before: float
+) -> list[float]:
     """A thread loads the next iteration while this one trains, as a data loader does."""
     ready: queue.Queue[int] = queue.Queue(maxsize=1)
 
@@ -166,6 +180,6 @@ def _prefetching(gate: StageGate, units: Stages, count: int, until: float, devic
     ends: list[float] = []
     while len(ends) < count and time.monotonic() < until:
         ready.get()
-        _stages(gate, units, devices, (Resource.GPU, Resource.NETWORK))
+        _stages(gate, units, devices, (Resource.GPU, Resource.NETWORK), before)
         ends.append(time.monotonic())
     return ends

@@ -149,7 +149,7 @@ def test_groups_are_compared_with_the_model():
     (found,) = watch.sharings(replay(rows, observe=watch).state)
     assert [m.id for m in found.members] == ["j-0", "j-1"]
     assert found.measured_s == 0.25
-    assert found.predicted_s == pytest.approx(0.2 * (1 + 0.1 / 3))  # tokens: the bound, and waiting in line
+    assert found.predicted_s == pytest.approx(0.2, rel=0.02)  # tokens: both wait for each other
     assert found.speed == pytest.approx(0.2 / 0.25 + 0.2 / 0.22)
     assert (found.from_s, found.to_s) == (0.0, 40.0)
 
