@@ -234,7 +234,7 @@ def fixed_switches(problem: Problem, fixed: str = "leaf") -> Choice:
 # The program, its repair and the number of tries are our design; the approximation bound of the paper is not claimed.
 
 
-#: Weight of all traffic beside the fullest channel: among equal solutions the one with shorter routes is taken.
+#: Weight of all traffic next to the fullest channel: among equal solutions the one with shorter routes is taken.
 DETOUR = 1e-6
 #: How often every job has its turn to move.
 MOST_PASSES = 4
@@ -467,7 +467,7 @@ def _moves(problem: Problem, lowest: set[int], j: int, now: JobRoute, required: 
     # Leaves of others are out of the way; what is above leaves helps those that have to go there.
     above = [] if len(racks) == 1 else [v for v in problem.candidates if v not in lowest]
     found = [leaves, *((v,) * len(job.workers) for v in [*sorted(racks & problem.memory.keys()), *above])]
-    # The worker beside the server can add its part there.
+    # The worker next to the server can add its part there.
     found += [tuple(STRAIGHT if w == job.server else v for w, v in zip(job.workers, row, strict=True)) for row in found]
     if not required:
         found.append((STRAIGHT,) * len(job.workers))

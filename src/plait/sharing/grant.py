@@ -22,7 +22,7 @@ from enum import Enum
 
 #: Allowed slowdown of the guaranteed job; the part of it that sharing is planned to cost where the bound is expected.
 EPS, THETA = 0.02, 0.015
-#: The same beside a server that is met only by requests that find the device idle.
+#: The same next to a server that is met only by requests that find the device idle.
 EPS_GATED_SERVER = 0.10
 #: A gated server's requests take so many quanta, or guests get less.
 QUANTA_A_REQUEST = 4.0

@@ -27,7 +27,7 @@ from enum import IntEnum
 
 from plait.sharing.directive import Action, Device, Reached, StepStats
 
-#: Memory of the device that is never given away, and what the context of each process takes beside its limit.
+#: Memory of the device that is never given away, and what the context of each process takes next to its limit.
 MARGIN_BYTES, CONTEXT_BYTES = 512 << 20, 500_000_000
 #: Room above a footprint: this part of it, at least so many bytes.
 HEADROOM, LEAST_HEADROOM_BYTES = 0.05, 256 << 20

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
-#: Recent quanta that the least is taken of, at first and at most. Of 16 all wait once in 65,536 times beside a host
+#: Recent quanta that the least is taken of, at first and at most. Of 16 all wait once in 65,536 times next to a host
 #: that half fills the GPU; but where a step of the guest fits a gap of the host, one place waits many times on end.
 RECENT, LATE = 16, 64
 #: Quanta have become longer, and those before are forgotten, where so many of the last few are so many times as long as

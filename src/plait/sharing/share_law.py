@@ -99,7 +99,7 @@ FOLLOW, RECENT, RECENT_LEAST = 0.3, 20, 10
 #: Long steps: values of the median, quanta above it at which one is left out, the rate of their mean.
 LONG_VALUES, LONG_QUANTA, LONG_RATE = 31, 3.0, 0.02
 LONG_Z, LONG_SPARE, LONG_LEAST = 4.0, 2.0, 8
-#: Seconds until a change is obeyed by guests that acknowledge nothing, beside their longest quantum.
+#: Seconds until a change is obeyed by guests that acknowledge nothing, next to their longest quantum.
 OBEY_S = 0.05
 #: The same of guests that do, but have not yet: it may be long until they need the GPU again.
 UNHEARD_S = 5.0

@@ -185,7 +185,7 @@ class FifoDevice:
 # the device and its limit do not allow is on the host, and makes the step longer; what neither has is waited for.
 
 FIFO_VARIABLE = "PLAIT_FIFO_GPU"
-#: How much longer a step takes whose memory is all on the host, beside 1; as in the micro model (`plait.sim.gpu`).
+#: How much longer a step takes whose memory is all on the host, beyond 1; as in the micro model (`plait.sim.gpu`).
 SPILL_COST = 4.0
 LOOK_S = 0.005
 _UNITS = {"ms": 1e-3, "s": 1.0, "GB": 1e9, "MB": 1e6}

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-#: In the folder of the process, beside its log.
+#: In the folder of the process, next to its log.
 FILE = "plait.log"
 
 

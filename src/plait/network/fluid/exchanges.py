@@ -28,7 +28,7 @@ JITTER_S = 0.2e-6
 #: Time between packets over the largest delay in the host; and of the difference between the delays of workers the part
 #: that is left where packets keep their order: the delay of one is the largest of those before it, less their lead.
 ORDERED = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0), (0.0, 0.45, 0.6, 0.76, 0.85, 0.94, 1.0)
-#: Bytes of a packet beside its payload.
+#: Bytes of a packet next to its payload.
 HEADER_BYTES = 58
 #: Seconds that a packet spends in a parameter server.
 SERVER_S = 1e-6

@@ -11,7 +11,7 @@ from plait.network.protocol.addressing import Index
 
 #: What a job says of aggregation in switches.
 NEEDS = ("auto", "require", "off")
-#: Bytes of headers of a packet, beside its payload.
+#: Bytes of headers of a packet, next to its payload.
 HEADER_BYTES = 58
 
 

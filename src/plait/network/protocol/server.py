@@ -39,7 +39,7 @@ from plait.network.protocol.header import (
 
 #: What becomes of a packet: nothing; it is a result for the switch, or a request to it; URGENT: before all others.
 DROP, TO_SWITCH, URGENT = 0, 1, 2
-#: Flag of an entry, beside those of packets: the sum is complete.
+#: Flag of an entry, next to those of packets: the sum is complete.
 DONE = 256
 
 #: A sum. `seq`: -1 for none yet; `proposal`: the slot that the result proposes, or -1.

@@ -33,7 +33,7 @@ from plait.network.protocol.header import (
     int64,
 )
 
-#: What becomes of a packet; EVICTED beside another: the row `spare` is a packet to the server too. A packet to the
+#: What becomes of a packet; EVICTED next to another: the row `spare` is a packet to the server too. A packet to the
 #: server of a switch that is not the root goes to the next switch on its way.
 DROP, TO_SERVER, MULTICAST, UNICAST, EVICTED = 0, 1, 2, 4, 8
 _WRITES, _FREES = 16, 32  # first the packet gets the content of the aggregator, which then is freed
@@ -45,7 +45,7 @@ DEDICATED, PREEMPT, BYPASS_PASSES, AGEING, BELOW = 1, 2, 4, 8, 16
 
 #: Key of an aggregator that is free.
 FREE = -1
-#: Flag of an aggregator, beside those of packets: the sum is complete. Without it an occupied one is partial.
+#: Flag of an aggregator, next to those of packets: the sum is complete. Without it an occupied one is partial.
 COMPLETE = 256
 
 #: An aggregator. `key`: job << 32 | seq; `born`: when its first packet came.

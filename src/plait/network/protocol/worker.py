@@ -33,7 +33,7 @@ from plait.network.protocol.header import (
     int64,
 )
 
-#: Answers of `worker_receive`: not a new result; a new one; FINISHED beside it: the last of the tensor.
+#: Answers of `worker_receive`: not a new result; a new one; FINISHED next to it: the last of the tensor.
 IGNORED, ACCEPTED, FINISHED = 0, 1, 2
 #: Answers of `worker_timeout`: not yet; something is to be sent again; too often without progress.
 WAITING, TIMED_OUT, GIVES_UP = 0, 1, 2

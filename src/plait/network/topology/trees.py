@@ -104,7 +104,7 @@ def tree(
             "where their packets meet, has no aggregators"
         )
     prefer = frozenset(adds) if not isinstance(adds, str) else frozenset()
-    # A worker beside the server sends to the leaf, which may have something to add.
+    # A worker next to the server sends to the leaf, which may have something to add.
     whole = [graph.path(worker, graph.leaf(worker)) for worker in workers]
     whole = [way + graph.path(graph.to[way[-1]], end, pick, prefer) for way in whole]
     if at:

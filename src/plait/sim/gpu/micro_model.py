@@ -30,7 +30,7 @@ TICK_S, OBEY_S, RING = 0.1, 0.005, 12
 LINGER_S = 0.001
 #: How much the pause after a quantum varies, as a part of it.
 JITTER = 0.5
-#: How much longer a step takes whose memory is all on the host, beside 1: each access crosses the bus.
+#: How much longer a step takes whose memory is all on the host, beyond 1: each access crosses the bus.
 SPILL_COST = 4.0
 #: Variation of a server's service.
 SERVICE_CV = 0.02
