@@ -13,7 +13,6 @@ from plait.core.plan import Plan
 from plait.core.policy import View
 from plait.core.resources import Resource
 from plait.placement import Scheme, place
-from plait.policies.interleave import memory_unknown, room_taken
 
 
 @dataclass(frozen=True)
@@ -98,6 +97,8 @@ class Gandiva:
 
     def _pairs(self, view: View) -> dict[int, int]:
         """Row -> row of its mate: running pairs that do well stay, then lowest utilisation together."""
+        from plait.policies.interleave import memory_unknown, room_taken  # loads the grouping, for packing only
+
         jobs = view.jobs
         busy = jobs.stage_s[:, Resource.GPU] / jobs.iteration_s
         bad = jobs.shared_speed < 0.5  # NaN (never shared) compares false

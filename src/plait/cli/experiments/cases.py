@@ -172,8 +172,9 @@ def _say_no_aggregators(policies: Sequence[str], cluster: Cluster) -> None:
 def _say_unknown_memory(path: Path, policies: Sequence[str], cluster: Cluster, jobs: JobBatch) -> None:
     """Jobs that state no GPU memory under policies that let them share GPUs of known memory."""
     unknown = int((jobs.column("gpu_memory_bytes") == 0).sum())
-    sharing = [text for text in policies if has_groups(make_policy(text))]
-    if unknown and sharing and cluster.limits_gpu_memory:
+    if not unknown or not cluster.limits_gpu_memory:
+        return
+    if sharing := [text for text in policies if has_groups(make_policy(text))]:
         note(
             f"warning: {path}: {unknown} of {len(jobs)} jobs state no GPU memory and count as fitting next to any "
             f"other under {', '.join(sharing)}; give it, e.g. as the column gpu_memory_bytes or by --guest-models"
