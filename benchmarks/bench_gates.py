@@ -155,16 +155,17 @@ def cost_figures(count: int) -> list[Figure]:
 def drawn(groups: int, seed: int = 0) -> None:
     """Print the error of predicted iterations for drawn groups with stages of 0.2 to 6 units.
 
-    Half of the groups have loaders that work ahead, half of those at tokens have yield points.
+    Of the groups at tokens half have loaders that work ahead, and half yield points.
     """
     draw, errors = random.Random(seed), dict[str, list[float]]()
     for number in range(groups):
-        prefetch, quantum_s = draw.random() < 0.5, draw.choice((0.01, math.inf))
+        gate = ("tokens", "tokens", "barrier")[number % 3]
+        prefetch = gate == "tokens" and draw.random() < 0.5  # a barrier is for one thread of each job
+        quantum_s = draw.choice((0.01, math.inf))
         mix = [
             tuple(round(math.exp(draw.uniform(math.log(0.2), math.log(6))), 1) for _ in Resource)
             for _ in range(draw.choice((2, 3, 4)))
         ]
-        gate = ("tokens", "tokens", "barrier")[number % 3]
         stage_s = [[units * UNIT_S for units in row] for row in mix]
         alone = [max(sum(row[:2]), sum(row[2:])) if prefetch else sum(row) for row in stage_s]
         turns = best_turns(stage_s)[0]
