@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-simulate test test-engines check format format-check lint types imports doctest chaos bench figures gauges gpu docs docs-serve build clean distclean
+.PHONY: help demo demo-simulate quick test test-engines check format format-check lint types imports doctest chaos bench figures gauges gpu docs docs-serve build clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ demo-simulate: $(VENV)/.sim ## simulate what order, turns, sizes by goodput and 
 test: $(VENV)/.dev ## the test suite
 	$(BIN)/python -m pytest -m 'not engines' $(PYTEST_ARGS) \
 		--dist loadfile -n $$($(BIN)/python -c 'import os; print(min(8, (os.cpu_count() or 1) + 2))')
+
+QUICK := $(addprefix tests/unit/,core control grouping placement sharing test_structure.py)
+quick: format-check lint types ## format, lint, types, and unit tests that start no processes (a minute)
+	@$(BIN)/python -m pytest -q -m 'not engines' -n 2 $(QUICK)
 
 # One at a time: each starts a cluster of its own, and they measure how soon things happen.
 test-engines: $(VENV)/.engines ## ... of whole clusters, of processes and on Ray, Slurm and PostgreSQL (half an hour)
