@@ -173,16 +173,21 @@ def drawn(groups: int, seed: int = 0) -> None:
         how = {"turns": turns} if gate == "barrier" else {"quantum_s": min(quantum_s, 1e6), "before": BEFORE_NETWORK}
         for_s = min(16.0, max(4.0, 40 * max(predicted)))
         played = play(mix, 0, gate=gate, prefetch=prefetch, for_s=for_s, **how)
-        kind = gate if gate == "barrier" else "tokens, whole stages" if quantum_s == math.inf else "tokens, 10 ms"
+        kind = (
+            gate
+            if gate == "barrier"
+            else "tokens for whole stages"
+            if quantum_s == math.inf
+            else "tokens, quantum 10 ms"
+        )
         for ends, expected_s in zip(played.ends_s, predicted, strict=True):
             settled = [end for end in ends if end >= 0.15 * for_s]
             errors.setdefault(kind, []).append((settled[-1] - settled[0]) / (len(settled) - 1) / expected_s - 1)
-    for kind, found in {**errors, "all": list(itertools.chain(*errors.values()))}.items():
+    print("| gate | jobs | error in the median | 95 of 100 jobs at most |\n|---|---:|---:|---:|")
+    for kind, found in {**dict(sorted(errors.items())), "all": list(itertools.chain(*errors.values()))}.items():
         ordered = sorted(map(abs, found))
-        print(
-            f"{kind}: {len(found)} jobs, error {statistics.median(ordered):.1%} in the median, "
-            f"at most {ordered[int(0.95 * len(ordered))]:.1%} in 95 of 100"
-        )
+        cells = [f"{100 * error:.1f} %" for error in (statistics.median(ordered), ordered[int(0.95 * len(found))])]
+        print(f"| {kind} | {len(found)} | {' | '.join(cells)} |")
 
 
 def main(options: Sequence[str]) -> None:
