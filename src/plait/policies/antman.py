@@ -424,12 +424,13 @@ def _devices(cluster: Cluster) -> k.Devices:
 
 
 def _measured(view: View) -> FloatArray:
-    """Measured use of GPUs with a job that has no profile, (gpus,); NaN elsewhere."""
+    """Measured use of GPUs with a job that has no profile, (gpus,); NaN elsewhere, as on nodes since the last report."""
     out = np.full(view.cluster.gpus, math.nan)
     usage, jobs, running = view.usage, view.jobs, view.running
     if usage is not None and len(running):
         group = jobs.running_group[(jobs.running_group >= 0) & np.isnan(jobs.stage_s[:, Resource.GPU])]
         there = running[np.unique(group)].gpus
+        there = there[there < len(usage.utilisation)]
         out[there] = usage.utilisation[there]
     return out
 

@@ -427,9 +427,10 @@ def test_a_job_without_a_profile_counts_as_measured() -> None:
     here.submit(job("guest", 1, O)).decide()
     assert here.gpus(guests=True) == {}
     nothing = np.zeros(0)
-    here.usage = Usage(np.array([0.9, 0.3]), np.zeros(2), np.zeros(0, dtype=np.int64), *[nothing] * 4)
-    here.decide()
-    assert here.gpus(guests=True) == {2: (1,)}
+    for busy, guests in (([0.9], {}), ([0.9, 0.3], {2: (1,)})):  # the second GPU came after the first report
+        here.usage = Usage(np.array(busy), np.zeros(len(busy)), np.zeros(0, dtype=np.int64), *[nothing] * 4)
+        here.decide()
+        assert here.gpus(guests=True) == guests
 
 
 def test_several_guests_share_a_gpu_if_asked_to() -> None:
