@@ -454,6 +454,8 @@ class Controller:
                     f"({type(event).__name__} at {event.at_s} s)"
                 )
         self.job_store.update(jobs, event.specs)
+        if has_groups(self.policy):
+            self.job_store.expect_peaks(jobs, self.cluster)
         self.changed = True
         running = jobs[columns["running_group"][jobs] >= 0]
         held = self.running.gpu_count()[columns["running_group"][running]]

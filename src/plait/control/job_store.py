@@ -144,13 +144,13 @@ class JobStore:
     def update(self, jobs: IntArray, batch: JobBatch) -> None:
         """Replace the requests of these jobs (numbers).
 
-        Measurements stay, except for the speed of jobs of another size, which is taken from `batch`.
+        Measurements stay, except for the speed and memory of jobs of another size, which are taken from `batch`.
         """
         columns = self.columns
-        same = jobs[columns["gpus"][jobs] == batch.gpus]
+        as_large = columns["gpus"][jobs] == batch.gpus
         kept = [(name, jobs) for name in ("checkpoints", "restart_s", "goodput", "pending_since_s")]
-        kept += [(name, same) for name in ("iteration_s", "stage_s")]
-        kept.append(("gpu_memory_bytes", jobs[batch.column("gpu_memory_bytes") == 0]))
+        kept += [(name, jobs[as_large]) for name in ("iteration_s", "stage_s")]
+        kept.append(("gpu_memory_bytes", jobs[as_large & (batch.column("gpu_memory_bytes") == 0)]))
         values = [columns[name][rows] for name, rows in kept]
         self._place(jobs, batch)
         for (name, rows), value in zip(kept, values, strict=True):

@@ -424,7 +424,7 @@ def _devices(cluster: Cluster) -> k.Devices:
 
 
 def _measured(view: View) -> FloatArray:
-    """Measured use of GPUs with a job that has no profile, (gpus,); NaN elsewhere, as on nodes since the last report."""
+    """Measured use of GPUs with a job that has no profile, (gpus,); NaN elsewhere, as on new nodes."""
     out = np.full(view.cluster.gpus, math.nan)
     usage, jobs, running = view.usage, view.jobs, view.running
     if usage is not None and len(running):

@@ -13,6 +13,7 @@ from live_cases import Cluster, Node
 
 from plait.control.job_store import JobStore
 from plait.core.errors import InputError
+from plait.core.jobs import JobBatch
 from plait.core.policy import has_guests
 from plait.live.api.cluster import Gpus
 from plait.live.api.jobs import Neighbour, SharingOfJob
@@ -264,8 +265,10 @@ def test_a_later_run_of_a_measured_command_shares_at_once(again: str, together: 
     node.usage = Usage(means=[GpuMean(0.5, 20 * GB)])
     c.pass_s(70)
     node.end(0)
-    data = json.loads(json.dumps(c.engine.state.controller.job_store.to_json()))
-    assert list(JobStore.from_json(data).peaks.values()) == [pytest.approx(23.1 * GB)]
+    store = JobStore.from_json(json.loads(json.dumps(c.engine.state.controller.job_store.to_json())))
+    assert list(store.peaks.values()) == [pytest.approx(23.1 * GB)]
+    store.update(np.array([0]), JobBatch.of([replace(store.spec(0), gpus=2, max_gpus=2)]))
+    assert store.columns["gpu_memory_bytes"][0] == 0, "on more GPUs it may need less on each, on fewer more"
     *_, waits = c.submit({**SCRIPT, "command": again.split()}, MATE, {"command": again.split()})
     c.pass_s(5)
     assert len(runs(node)) == together
