@@ -198,16 +198,18 @@ def _mean_paces(
             tokens.begin(line)
         tokens.play(counted)
         for i, line in enumerate(counted):
-            longer[i] += _settled(line.done_s, alone_s[i]) / alone_s[i] / RUNS
+            longer[i] += _settled(line.done_s, tokens.now_s) / alone_s[i] / RUNS
     mean_s = [a * max(1.0, factor) for a, factor in zip(alone, longer, strict=True)]
     busy = max(sum(row[r] / t for row, t in zip(stage_s, mean_s, strict=True)) for r in Resource)
     return tuple(t * max(1.0, busy) for t in mean_s)  # means of several runs can exceed 1 slightly
 
 
-def _settled(done_s: Sequence[float], alone: float) -> float:
-    """Mean seconds between ends in the later half."""
+def _settled(done_s: Sequence[float], now_s: float) -> float:
+    """Mean seconds between ends in the later half; what has passed, at least, where the play was cut before."""
     half = len(done_s) // 2
-    return (done_s[-1] - done_s[half]) / (len(done_s) - 1 - half) if len(done_s) - 1 > half else alone
+    if len(done_s) - 1 > half:
+        return (done_s[-1] - done_s[half]) / (len(done_s) - 1 - half)
+    return now_s / (len(done_s) + 1)
 
 
 #: Measured rounds of the barrier over formula (3), and the sum of progress from which sharing is worth it. Tokens have

@@ -1,4 +1,4 @@
-"""The gate of a group: the table of measured mixes, what rules a gate out, and that more work never takes less time."""
+"""The gate of a group: rounds measured on paced devices, what rules a gate out; more work never takes less time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ G4 = [(0.5, 0.5, 2, 0.5)] * 4
 rows = st.lists(st.tuples(*[st.floats(0.01, 10)] * 4), min_size=2, max_size=4)
 
 
-# Rounds as measured on paced devices (spec runtime, section 4), in the unit of the mixes.
 @pytest.mark.parametrize(
     ("mix", "gate", "barrier_s", "measured_s"),
     [(M4, "barrier", 5.0, 2.73 / 0.54), (M2, "tokens", 4.5, 1.69 / 0.53), (G4, "tokens", 8.0, 4.16 / 0.52)],

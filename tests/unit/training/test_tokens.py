@@ -320,3 +320,4 @@ def test_very_different_jobs_take_no_longer_to_predict() -> None:
     short, long_s = token_paces([(0, 0, 1e-6, 0), (0, 0, 1.0, 0)], (1e-6, 1.0))
     assert long_s >= 1.0
     assert short >= 0.5
+    assert token_paces([(0, 0, 0.01, 0), (0, 0, 3.0, 0)], (0.01, 3.0), 0.001)[1] > 10.0
