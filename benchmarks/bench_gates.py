@@ -173,13 +173,8 @@ def drawn(groups: int, seed: int = 0) -> None:
         how = {"turns": turns} if gate == "barrier" else {"quantum_s": min(quantum_s, 1e6), "before": BEFORE_NETWORK}
         for_s = min(16.0, max(4.0, 40 * max(predicted)))
         played = play(mix, 0, gate=gate, prefetch=prefetch, for_s=for_s, **how)
-        kind = (
-            gate
-            if gate == "barrier"
-            else "tokens for whole stages"
-            if quantum_s == math.inf
-            else "tokens, quantum 10 ms"
-        )
+        held = "for whole stages" if quantum_s == math.inf else "for a quantum of 10 ms"
+        kind = gate if gate == "barrier" else f"tokens {held}"
         for ends, expected_s in zip(played.ends_s, predicted, strict=True):
             settled = [end for end in ends if end >= 0.15 * for_s]
             errors.setdefault(kind, []).append((settled[-1] - settled[0]) / (len(settled) - 1) / expected_s - 1)
