@@ -121,7 +121,7 @@ def test_windows_that_change_have_no_law_and_jobs_of_another_system_are_refused(
     job = JobSpec(id="r", iterations=10.0, iteration_s=1.0, gpus=8, ina=InaRequest("require", protocol="atp"))
     jobs = JobBatch.of([job, JobSpec(id="a", iterations=10.0, iteration_s=1.0)])
     world = replace(IDEAL, physics=NetworkPhysics())
-    with pytest.raises(InputError, match="rates by a law know no congestion control, and a2tp has one"):
+    with pytest.raises(InputError, match="rates=law has no congestion control, which a2tp needs"):
         simulate(jobs, CLUSTER, make_policy("fifo:ina=a2tp"), replace(IDEAL, physics=NetworkPhysics(rates="law")))
     found = simulate(jobs, CLUSTER, make_policy("fifo:ina=inalloc"), world, check=True).controller.job_store.columns
     assert found["reason"][0] == (

@@ -82,7 +82,7 @@ class NetworkPhysics:
         """The same with this congestion control, whose windows follow single packets: there is no law of them."""
         source, met = rates_of(self.rates)
         if source == "law":
-            raise InputError(f"rates by a law know no congestion control, and {cc} has one; take auto or packets")
+            raise InputError(f"rates=law has no congestion control, which {cc} needs; use rates=auto or rates=packets")
         options = [f"{name}={value}" for name, value in asdict(replace(met, cc=cc)).items()]
         return replace(self, rates=f"packets:{','.join(options)}", _known={}, _measured={})
 
