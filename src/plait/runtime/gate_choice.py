@@ -137,7 +137,7 @@ class _Tokens:
                 self._push(self.since_s[r] + longer_s + YIELDS_S, r, None)
 
     def _end(self, line: _Line) -> None:
-        """A stage is over."""
+        """End the stage of `line` and begin its next one."""
         resource, took_s = line.stages[line.at]
         if resource is not None:
             line.usual_s[resource] = 0.7 * line.usual_s.get(resource, took_s) + 0.3 * took_s
@@ -265,8 +265,9 @@ def choose_gate(stage_s: Sequence[Sequence[float]], iteration_s: Sequence[float]
     paces_s = {"barrier": (BARRIER_COST * barrier_s,) * len(alone), "tokens": token_paces(stage_s, alone)}
     gains = {gate: sum(a / t for a, t in zip(alone, iterations, strict=True)) for gate, iterations in paces_s.items()}
     gate = "tokens" if gains["tokens"] > TOKENS_MARGIN * gains["barrier"] else "barrier"
-    reason = " and ".join(f"{gain:.2f} times with {name}" for name, gain in gains.items())
-    reason = f"progress of one after the other: {reason}"
+    reason = (
+        f"{gains['barrier']:.2f} times as fast as one after the other at a barrier, {gains['tokens']:.2f} at tokens"
+    )
     if gains[gate] < LEAST_GAIN:
         return GateChoice("none", True, turns, alone, 1.0, barrier_s, reason)
     return GateChoice(gate, False, turns, paces_s[gate], gains[gate], barrier_s, reason)

@@ -39,7 +39,7 @@ def test_jobs_of_unequal_length_do_not_go_in_lock_step():
     assert choose_gate([(2.4, 0.1, 0.1, 0.1), long], [2.7, 2.7]).gain == pytest.approx(2.0, abs=0.1)
     with_slow = choose_gate([(2.4, 0.1, 0.1, 0.1), long], [6.0, 2.7])
     assert with_slow.gate == "tokens"
-    assert "with barrier" in with_slow.reason
+    assert "at a barrier" in with_slow.reason
 
 
 def test_jobs_that_want_the_same_thing_run_one_after_the_other():
