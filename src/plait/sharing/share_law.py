@@ -157,7 +157,7 @@ def described(state: ShareState, now_s: float) -> str:
     part = (state.trust or RAMP) if state.cap is None else state.level / max(state.granted, 1e-9)
     if abs(part - 1.0) > 0.01:
         text += f", of which {part:.2f} is used"
-    text += f"; now without guests in every {1 / part_off(state):.0f}th block" if state.on else "; an off block now"
+    text += f"; guests pause for {part_off(state):.0%} of the time" if state.on else "; guests pause now"
     if state.by_step:
         text += "; whole steps are judged, which show more than its GPU stages do"
     if state.contrasts:
