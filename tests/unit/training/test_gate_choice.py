@@ -52,8 +52,7 @@ def test_jobs_that_want_the_same_thing_run_one_after_the_other():
 
 def test_more_jobs_than_resources_take_tokens():
     found = choose_gate([(0.2, 0.2, 0.2, 0.2)] * 5)
-    assert found.gate == "tokens"
-    assert len(found.turns) == 5
+    assert (found.gate, len(found.turns)) == ("tokens", 5)
 
 
 @given(rows, st.integers(0, 3), st.floats(0.01, 5))
