@@ -285,6 +285,7 @@ def test_a_policy_that_shares_gpus_learns_at_once_what_jobs_need_that_ran_before
     c.engine.set_policy("plait", c.now)
     c.pass_s(20)
     assert sorted(runs(node)) == [0, 1]
+    assert "because the policy expects more progress of these jobs together" in c.engine.explain(1, c.now).summary
 
 
 def test_a_guest_that_gets_nothing_is_seen_to_stand_still(shared: Cluster) -> None:

@@ -144,7 +144,9 @@ def _because(ctx: Context, job: JobRecord, how: SharingOfJob, hosts: Sequence[st
         return f"the steps of {_listed(hosts)} are being measured without it, which takes some of them now and then"
     if job.request.get("class") == "auto":
         return "its class is auto, and its quota or the GPUs do not let it be guaranteed yet"
-    return "its class is opportunistic"
+    if job.request.get("class") == "opportunistic":
+        return "its class is opportunistic"
+    return "the policy expects more progress of these jobs together than one after the other"
 
 
 def _steps_seen(ctx: Context, name: str) -> bool:
