@@ -63,24 +63,21 @@ class Commands(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._built:
-            self._built[name] = _build(name, self._own[name] if name in self._own else self.entries[name])
+            entry = self._own[name] if name in self._own else self.entries[name]
+            module, _, attribute = entry.target.partition(":")
+            path = module if "." in module else f"plait.cli.commands.{module}"
+            what = getattr(importlib.import_module(path), attribute)
+            alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+            alone.callback()(_nothing)  # with it, it is a group also of one command
+            if isinstance(what, typer.Typer):
+                alone.add_typer(what, name=name, rich_help_panel=entry.panel, **entry.settings)
+            else:
+                alone.command(name, rich_help_panel=entry.panel, **entry.settings)(what)
+            group: Any = typer.main.get_command(alone)
+            command = group.commands[name]
+            parse_only_what_is_given(command)
+            self._built[name] = command
         return self._built[name]
-
-
-def _build(name: str, entry: Entry) -> Any:
-    module, _, attribute = entry.target.partition(":")
-    path = module if "." in module else f"plait.cli.commands.{module}"
-    what = getattr(importlib.import_module(path), attribute)
-    alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
-    alone.callback()(_nothing)  # with it, it is a group also of one command
-    if isinstance(what, typer.Typer):
-        alone.add_typer(what, name=name, rich_help_panel=entry.panel, **entry.settings)
-    else:
-        alone.command(name, rich_help_panel=entry.panel, **entry.settings)(what)
-    group: Any = typer.main.get_command(alone)
-    command = group.commands[name]
-    parse_only_what_is_given(command)
-    return command
 
 
 def _nothing() -> None:

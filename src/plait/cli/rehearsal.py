@@ -695,21 +695,18 @@ def _compare(
         if difference is not None and (verdict.difference is None or difference.step < verdict.difference.step):
             verdict.difference = difference
             where = f" of rank {rank}" if len(plain.traces) > 1 else ""
-            verdict.problem = f"step {difference.step}{where} differs: {_words(difference)}"
+            before, after = difference.expected, difference.got
+            words = {
+                "batches": f"it trains on {after}, undisturbed on {before}"
+                if after != before
+                else "it trains on other samples",
+                "streams": "the random streams are at another place",
+                "rates": f"the learning rate is {after}, undisturbed {before}",
+                "losses": f"the loss is {after}, undisturbed {before}",
+                "state": f"after it {before} is another" if after == "another" else f"{after}, undisturbed {before}",
+                "length": f"{after} were taken or begun, undisturbed {before}",
+            }[difference.kind]
+            verdict.problem = f"step {difference.step}{where} differs: {words}"
             verdict.causes = causes(expected, got, difference, own, script)
     if verdict.problem:
         verdict.notes = [text for text in verdict.notes if text not in verdict.causes]
-
-
-def _words(difference: StepDifference) -> str:
-    expected, got = difference.expected, difference.got
-    return {
-        "batches": f"it trains on {got}, undisturbed on {expected}"
-        if got != expected
-        else "it trains on other samples",
-        "streams": "the random streams are at another place",
-        "rates": f"the learning rate is {got}, undisturbed {expected}",
-        "losses": f"the loss is {got}, undisturbed {expected}",
-        "state": f"after it {expected} is another" if got == "another" else f"{got}, undisturbed {expected}",
-        "length": f"{got} were taken or begun, undisturbed {expected}",
-    }[difference.kind]

@@ -381,7 +381,14 @@ def of_submitter(
         found: Path | None = prefix / "bin" / "python"
     elif python is not None:
         found = _named(python, environ)
-        _enter(found, env)
+        # Let the variables name the environment of this interpreter, and no other.
+        folder = found.parent.parent
+        for variable in ("VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"):
+            env.pop(variable, None)
+        if (folder / "pyvenv.cfg").is_file():
+            env["VIRTUAL_ENV"] = str(folder)
+        elif (folder / "conda-meta").is_dir():
+            env |= {"CONDA_PREFIX": str(folder), "CONDA_DEFAULT_ENV": folder.name}
     else:
         found = _activated(environ) or _on_path(environ)
     if found is not None:
@@ -441,17 +448,6 @@ def _named(python: str, environ: Mapping[str, str]) -> Path:
             f"--python {python!r}: {path} cannot be run; give an interpreter, or the folder of a virtual environment"
         )
     return path
-
-
-def _enter(python: Path, env: dict[str, str]) -> None:
-    """Let the variables name the environment of this interpreter, and no other."""
-    prefix = python.parent.parent
-    for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"):
-        env.pop(name, None)
-    if (prefix / "pyvenv.cfg").is_file():
-        env["VIRTUAL_ENV"] = str(prefix)
-    elif (prefix / "conda-meta").is_dir():
-        env |= {"CONDA_PREFIX": str(prefix), "CONDA_DEFAULT_ENV": prefix.name}
 
 
 def conda_prefix(name: str, environ: Mapping[str, str]) -> Path:

@@ -8,7 +8,7 @@ import json
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
@@ -56,16 +56,14 @@ class ApiClient:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                self._age(message["headers"])
+                headers = message["headers"]
+                value = next((value for name, value in headers if name == not_current.HEADER.encode()), b"")
+                self.not_current = not_current.sentence_of(value.decode("latin-1"))
             elif message["type"] == "http.response.body":
                 parts.append(message.get("body", b""))
 
         await self._app(scope, receive, send)
         return _answer(status, b"".join(parts))
-
-    def _age(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        value = next((value for name, value in headers if name == not_current.HEADER.encode()), b"")
-        self.not_current = not_current.sentence_of(value.decode("latin-1"))
 
     async def pass_on(self, path: str, query: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Let the API answer the browser's request for a page, as it comes: for streams."""

@@ -132,22 +132,8 @@ def make(api: ASGIApp) -> ASGIApp:
     app = Starlette(routes=[Route("/assets/{name}", asset), *ROUTES], exception_handlers={ClientDisconnect: gone})
     app.state.web = web
     web.templates.globals["pages"] = {route.path for route in app.routes if isinstance(route, Route)}
-    return _with_headers(app)
 
-
-def _assets() -> dict[str, tuple[bytes, str]]:
-    """Content and mark of each file; the mark changes with the content, so browsers may keep it for ever."""
-    found = {}
-    for one in files("plait.dashboard").joinpath("assets").iterdir():
-        if one.name.rpartition(".")[2] in TYPES:
-            content = one.read_bytes()
-            found[one.name] = content, hashlib.sha256(content).hexdigest()[:12]
-    return found
-
-
-def _with_headers(app: ASGIApp) -> ASGIApp:
-    """Add `HEADERS` to every answer that has none of its own of the same name; no cache keeps pages."""
-
+    # Add `HEADERS` to every answer that has none of its own of the same name; no cache keeps pages.
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -164,3 +150,13 @@ def _with_headers(app: ASGIApp) -> ASGIApp:
         await app(scope, receive, with_headers)
 
     return answer
+
+
+def _assets() -> dict[str, tuple[bytes, str]]:
+    """Content and mark of each file; the mark changes with the content, so browsers may keep it for ever."""
+    found = {}
+    for one in files("plait.dashboard").joinpath("assets").iterdir():
+        if one.name.rpartition(".")[2] in TYPES:
+            content = one.read_bytes()
+            found[one.name] = content, hashlib.sha256(content).hexdigest()[:12]
+    return found

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from artifact_traces import rows, write_trace
 from plait.cli.render.console import Printer
 from plait_papers import evaluation
+from plait_papers.ina import cases, command
+from plait_papers.ina.cases import Done
 from plait_papers.muri import published as numbers
 
 
@@ -218,3 +221,44 @@ def test_a_figure_of_the_published_traces(plait, published, tmp_path):
     known = [b for b in bars if b["published_s"]]
     assert len(known) == count
     assert all(b["ours_to_published"] == pytest.approx(1, rel=1e-9) for b in known)
+
+
+# -- `plait reproduce ina` as a user meets it; runs are pretended -----------------------------------------
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    def run_case(case, ended):
+        return Done({"goodput": 10.0, "fallback": 2.0, "aggregated": 0.5}, 0.5)
+
+    monkeypatch.setattr(command, "EVALUATION", replace(command.EVALUATION, run=run_case))
+
+
+def test_reproduce(plait, pretended, tmp_path):
+    words = ("reproduce", "ina", "--section", "goodput,aggregated", "--work", "w", "--report=r.html", "--json=r.json")
+    answer = plait(*words)
+    assert answer.code == 0
+    assert "Goodput of a job" in answer.out
+    assert "88 runs to make" in answer.err  # eight of one seed and sixteen of five
+    told = json.loads((tmp_path / "r.json").read_text())
+    assert (len(told["rows"]), told["sections"]) == (32, ["goodput", "aggregated"])
+    assert "ESA" in (tmp_path / "r.html").read_text() or "esa" in (tmp_path / "r.html").read_text()
+    again = plait(*words)
+    assert "to make" not in again.err
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--section", "goodputs"], "--section: 'goodputs' does not exist; did you mean 'goodput'?"),
+        (["--processes", "0"], "--processes"),
+    ],
+)
+def test_wrong_options(plait, pretended, words, error):
+    answer = plait("reproduce", "ina", "--work", "w", *words)
+    assert (answer.code, error in answer.err) == (2, True), answer.err
+
+
+def test_keys_depend_on_all_that_decides(tmp_path):
+    some = [cases.Case("atp", seed=seed, loss=loss) for seed in (1, 2) for loss in (0.0, 0.1)]
+    assert len({cases.EVALUATION.file(case, tmp_path) for case in some}) == 4

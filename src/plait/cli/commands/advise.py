@@ -207,7 +207,15 @@ def past_of_file(
     if kind == "simulated":
         return past_of_log(path, make_policy)
     if kind == "live":
-        return past_of_rows(_saved(path), str(path), allowed, None)
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot read the log {path}: {error}; is the file cut short?") from error
+        for i, row in enumerate(data, start=1):
+            if not isinstance(row, dict) or not {"seq", "event"} <= row.keys():
+                raise InputError(f"{path}: entry {i} has no seq and event, as the events of a service have")
+        rows: list[Mapping[str, Any]] = data
+        return past_of_rows(rows, str(path), allowed, None)
     return past_of(
         read_trace(path, trace_format, **reading), None if cluster is None else read_cluster(cluster), seed=seed
     )
@@ -277,18 +285,6 @@ def kind_of_log(path: Path) -> str:
     if head.startswith(b'{"plait_log":'):
         return "simulated"
     return "live" if head.lstrip()[:1] == b"[" and b'"seq"' in head and b'"event"' in head else ""
-
-
-def _saved(path: Path) -> list[Mapping[str, Any]]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read the log {path}: {error}; is the file cut short?") from error
-    for i, row in enumerate(data, start=1):
-        if not isinstance(row, dict) or not {"seq", "event"} <= row.keys():
-            raise InputError(f"{path}: entry {i} has no seq and event, as the events of a service have")
-    rows: list[Mapping[str, Any]] = data
-    return rows
 
 
 @command(AdviseRequest, answer)

@@ -147,10 +147,18 @@ def print_jobs(jobs: Sequence[JobRow], nothing: str) -> None:
 def job_row(job: JobRow) -> list[object]:
     """The row of a job in a list; its age stops growing when it ends."""
     now_s = time.time()
+    nodes = dict.fromkeys(place.node for place in job.places or ())
+    others = [member for member in job.group.members if member != job.id] if job.group is not None else []
+    nodes_text = ", ".join(nodes) + (f" with {', '.join(others)}" if others and nodes else "")
+    where = "; ".join(
+        part
+        for part in (nodes_text, job_views.where_text(job.sharing), job_views.pace_text(job.adaptive) if nodes else "")
+        if part
+    )
     return [
         job.id, short_name(job), job.user, job.state, job_views.gpus_cell(job),
         progress(job), duration(_age_s(job)), time_of_day(now_s - job.age_s, now_s), duration(job.run_s),
-        _where(job) or brief(job.reason),
+        where or brief(job.reason),
     ]  # fmt: skip
 
 
@@ -164,17 +172,6 @@ def short_name(job: JobRow) -> str:
 
 def _age_s(job: JobRow) -> float:
     return job.age_s if job.jct_s is None else job.jct_s
-
-
-def _where(job: JobRow) -> str:
-    nodes = dict.fromkeys(place.node for place in job.places or ())
-    others = [member for member in job.group.members if member != job.id] if job.group is not None else []
-    where = ", ".join(nodes) + (f" with {', '.join(others)}" if others and nodes else "")
-    return "; ".join(
-        part
-        for part in (where, job_views.where_text(job.sharing), job_views.pace_text(job.adaptive) if nodes else "")
-        if part
-    )
 
 
 def show(
@@ -393,7 +390,11 @@ def logs(
     if as_json:
         if follow:
             raise InputError("--json and --follow exclude each other; --follow prints the log as it comes")
-        _print_part(job, rank, tail, attempt, home)
+        with client(home) as it:
+            if tail is None:
+                print_json(it.logs(job, rank=rank, limit=LOG_MOST, epoch=attempt))
+            else:
+                print_json(last_lines(it, it.id_of(job), rank, tail, attempt))
         return
     if follow and attempt is not None:
         raise InputError("--follow and --attempt exclude each other; --follow prints the attempts as they come")
@@ -449,14 +450,6 @@ def _whole_log(service: Client, job: str, rank: int, attempt: int | None) -> Ite
         offset = part.next
         if offset >= part.size:
             return
-
-
-def _print_part(job: str, rank: int, tail: int | None, attempt: int | None, home: str | None) -> None:
-    with client(home) as service:
-        if tail is None:
-            print_json(service.logs(job, rank=rank, limit=LOG_MOST, epoch=attempt))
-        else:
-            print_json(last_lines(service, service.id_of(job), rank, tail, attempt))
 
 
 def last_lines(service: Client, job: str, rank: int, count: int, attempt: int | None = None) -> LogPart:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from plait.cli.declared import command
 from plait.cli.experiments.options import Json, Page, Request, SweepRequest
-
-if TYPE_CHECKING:
-    from plait.cli.render.console import Printer
-    from plait.outlook.page import RunPair
 
 JOBS_FILE = "Jobs of a run, of `plait simulate --jobs-csv`."
 
@@ -74,35 +70,32 @@ def compare(
             outputs.print_later(partial(write_text, text=text))
         if "page" in files:
             outputs.fill(files["page"], partial(write_text, text=pair_page(pair)))
-        _show(pair, console(error=json is not None and "json" not in files))
+        printer = console(error=json is not None and "json" not in files)
+        from rich.table import Table
+        from rich.text import Text
+
+        from plait.outlook.page import NAMED, best, changed, worst
+
+        printer.print(Text(pair.sentence))
+        for title, rows in (
+            ("completion time", tuple(pair.figures.values())),
+            ("project", changed(pair.projects)),
+            ("user", changed(pair.users)),
+            ("loses most", worst(pair)),
+            ("gains most", best(pair)),
+        ):
+            if not rows:
+                continue
+            table = Table(header_style="bold")
+            table.add_column(title)
+            for head in ("jobs", f"{pair.names[0]} (h)", f"{pair.names[1]} (h)", "change"):
+                table.add_column(head, justify="right")
+            few = rows if len(rows) <= 2 * NAMED else (*rows[:NAMED], *rows[-NAMED:])
+            for row in few:
+                hours = (f"{row.before_s / 3600:.2f}", f"{row.after_s / 3600:.2f}")
+                table.add_row(Text(row.name or "-"), f"{row.jobs:,}", *hours, f"{row.ratio:+.1%}")
+            if len(rows) > len(few):
+                table.caption = f"{len(rows) - len(few)} between them are left out; --json has all"
+            printer.print(table)
         for path in outputs.commit():
             note(f"wrote {path}")
-
-
-def _show(pair: RunPair, printer: Printer) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from plait.outlook.page import NAMED, best, changed, worst
-
-    printer.print(Text(pair.sentence))
-    for title, rows in (
-        ("completion time", tuple(pair.figures.values())),
-        ("project", changed(pair.projects)),
-        ("user", changed(pair.users)),
-        ("loses most", worst(pair)),
-        ("gains most", best(pair)),
-    ):
-        if not rows:
-            continue
-        table = Table(header_style="bold")
-        table.add_column(title)
-        for head in ("jobs", f"{pair.names[0]} (h)", f"{pair.names[1]} (h)", "change"):
-            table.add_column(head, justify="right")
-        few = rows if len(rows) <= 2 * NAMED else (*rows[:NAMED], *rows[-NAMED:])
-        for row in few:
-            hours = (f"{row.before_s / 3600:.2f}", f"{row.after_s / 3600:.2f}")
-            table.add_row(Text(row.name or "-"), f"{row.jobs:,}", *hours, f"{row.ratio:+.1%}")
-        if len(rows) > len(few):
-            table.caption = f"{len(rows) - len(few)} between them are left out; --json has all"
-        printer.print(table)

@@ -22,7 +22,7 @@ from plait.live.protocol.not_current import sentence
 from plait.live.scheduler.records.event_words import step_in_words, telling
 
 if TYPE_CHECKING:
-    from plait.live.api.cluster import ClusterStatus, Gpus, LostWork, NodeRow, ReservationRow, WantedGpus
+    from plait.live.api.cluster import ClusterStatus, LostWork, NodeRow, ReservationRow
     from plait.live.client.client import Client
 
 #: Of the list of nodes.
@@ -50,12 +50,20 @@ def status(home: HomeOption = None, as_json: JsonFlag = False) -> None:
 def status_lines(url: str, found: ClusterStatus) -> list[str]:
     """The status of the service at `url` as lines of text."""
     gpus = found.gpus
+    # GPUs that guests share, and GPUs held for a waiting job, if there are any.
+    shared, reserved = gpus.shared, gpus.reserved_idle
+    lent = (f", {shared} shared with guests" if shared else "") + (
+        f", {reserved} reserved and idle" if reserved else ""
+    )
+    # GPUs requested from backends that add and remove nodes, and why.
+    why = "" if found.wanted.by == "jobs" else f": {found.wanted.why}"
+    wanted = f"; {counted(found.wanted.gpus, 'GPU')} requested{why}"
     lines = [
         f"service   {url}, up {duration(found.uptime_s)}, {found.log_seq:,} entries in its log",
         f"policy    {found.policy}, decides at most every {found.round_s} s"
         + (", may stop jobs that cannot resume from a checkpoint" if found.may_lose_work else ""),
         f"nodes     {_counts(found.nodes) or 'none has joined yet'}",
-        f"GPUs      {gpus.held} of {gpus.total} held{_lent(gpus)}{_wanted(found.wanted)}",
+        f"GPUs      {gpus.held} of {gpus.total} held{lent}{wanted}",
         f"jobs      {_counts(found.jobs) or 'none; plait submit -- python train.py'}",
     ]
     if lost := lost_text(found.lost):
@@ -65,14 +73,6 @@ def status_lines(url: str, found: ClusterStatus) -> list[str]:
     if found.policy_error:
         lines.append(f"TROUBLE   the policy failed, and what runs goes on: {found.policy_error}")
     return lines
-
-
-def _lent(gpus: Gpus) -> str:
-    """GPUs that guests share, and GPUs held for a waiting job, if there are any."""
-    shared, reserved = gpus.shared, gpus.reserved_idle
-    return (f", {shared} shared with guests" if shared else "") + (
-        f", {reserved} reserved and idle" if reserved else ""
-    )
 
 
 def lost_text(found: LostWork) -> str:
@@ -90,12 +90,6 @@ def lost_text(found: LostWork) -> str:
     if restarts_s > 0:
         parts.append(f"{restarts_s:,.1f} GPU-seconds in restarts")
     return ", and ".join(parts)
-
-
-def _wanted(found: WantedGpus) -> str:
-    """GPUs requested from backends that add and remove nodes, and why."""
-    why = "" if found.by == "jobs" else f": {found.why}"
-    return f"; {counted(found.gpus, 'GPU')} requested{why}"
 
 
 def _counts(by_state: Mapping[Any, int]) -> str:

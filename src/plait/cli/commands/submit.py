@@ -26,7 +26,6 @@ from plait.live.protocol.job import Job, JobField, key_of
 from plait.live.protocol.job_file import read_text, schema_text
 
 if TYPE_CHECKING:
-    from plait.live.api.explain import ComparedQueues
     from plait.live.api.jobs import ChangedJob, SubmittedJob
     from plait.live.client.client import Client
 
@@ -250,7 +249,30 @@ class Choices:
 
 def _choose(asked: Choices) -> None:
     if asked.log is not None:
-        found = _of_log(asked.log, asked)
+        from plait.cli.commands.explain import saved_events
+        from plait.cli.policy_modules import only_allowed
+        from plait.live.scheduler.context import Context
+        from plait.live.scheduler.explain.choices import Choice, compare, parse_priorities
+        from plait.live.scheduler.explain.outlook import foresee
+        from plait.live.scheduler.explain.queue_copy import QueueCopy
+        from plait.live.scheduler.live_policy import live_policy
+        from plait.live.scheduler.options import Options
+        from plait.outlook.coverage import LogCoverage
+        from plait.outlook.log_replay import read_rows, replay
+
+        watch = LogCoverage(forecasts=False)
+        rows = list(read_rows(only_allowed(saved_events(asked.log), ())))
+        state = replay(rows, compare=False, observe=watch).state
+        copy = QueueCopy.of(Context(state, Options(), 0, 0), state.now_s)
+        if copy is None:
+            raise InputError(f"{asked.log}: no node ever joined this cluster, so it has no queue")
+        network = state.network.declared is not None
+        policy = None if asked.policy is None else live_policy(asked.policy, network)
+        choice = Choice(
+            asked.policy or "", policy, asked.nodes or "", tuple(asked.without or ()),
+            parse_priorities(asked.priority or ()),
+        )  # fmt: skip
+        found = compare(copy, foresee(copy.arrays(), watch.coverage.history, state.now_s), choice)
     else:
         with client(asked.home) as service:
             found = service.what_if_queue(
@@ -288,30 +310,3 @@ def _priorities(said: Sequence[str]) -> Mapping[str, float]:
     from plait.live.scheduler.explain.choices import parse_priorities
 
     return {f"j-{job}": value for job, value in parse_priorities(said).items()}
-
-
-def _of_log(log: Path, asked: Choices) -> ComparedQueues:
-    from plait.cli.commands.explain import saved_events
-    from plait.cli.policy_modules import only_allowed
-    from plait.live.scheduler.context import Context
-    from plait.live.scheduler.explain.choices import Choice, compare, parse_priorities
-    from plait.live.scheduler.explain.outlook import foresee
-    from plait.live.scheduler.explain.queue_copy import QueueCopy
-    from plait.live.scheduler.live_policy import live_policy
-    from plait.live.scheduler.options import Options
-    from plait.outlook.coverage import LogCoverage
-    from plait.outlook.log_replay import read_rows, replay
-
-    watch = LogCoverage(forecasts=False)
-    rows = list(read_rows(only_allowed(saved_events(log), ())))
-    state = replay(rows, compare=False, observe=watch).state
-    copy = QueueCopy.of(Context(state, Options(), 0, 0), state.now_s)
-    if copy is None:
-        raise InputError(f"{log}: no node ever joined this cluster, so it has no queue")
-    network = state.network.declared is not None
-    policy = None if asked.policy is None else live_policy(asked.policy, network)
-    choice = Choice(
-        asked.policy or "", policy, asked.nodes or "", tuple(asked.without or ()),
-        parse_priorities(asked.priority or ()),
-    )  # fmt: skip
-    return compare(copy, foresee(copy.arrays(), watch.coverage.history, state.now_s), choice)

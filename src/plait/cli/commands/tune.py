@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from plait.cli.experiments.options import Censored, FirstJobs, Json, TraceFormat, Work
 from plait.core.words import counted
-
-if TYPE_CHECKING:
-    from plait.sim.studies.tune import TunedPolicy
 
 
 def tune(
@@ -62,14 +59,6 @@ def tune(
                 return
             outputs.fill(path, lambda p: _write(p, text))
         outputs.commit()
-    _show(fit)
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-
-
-def _show(fit: TunedPolicy) -> None:
     from rich.table import Table
 
     from plait.cli.render.console import console
@@ -88,3 +77,7 @@ def _show(fit: TunedPolicy) -> None:
     left = f"; {counted(fit.left_out, 'job')} wider than the cluster left out" if fit.left_out else ""
     typer.echo(f"{queues}{left}; {fit.verdict}.")
     typer.echo(f"--policy {fit.policy if fit.worth_it else fit.default}")
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

@@ -162,7 +162,15 @@ class JobSearch:
             self.running.append(JobTrial(self.study.ask()))
         for trial in list(self.running):
             if not trial.job:
-                self._submit(trial)
+                # Submit the job of a trial; one that an interrupted search has submitted is not submitted again.
+                params = {name: trial.inner._suggest(name, kind) for name, kind in self._distributions.items()}
+                texts = {name: f"{v:.6g}" if isinstance(v, float) else str(v) for name, v in params.items()}
+                # The values go where those of an array with this one combination would go.
+                request = next(members({**self._request, "matrix": {name: [text] for name, text in texts.items()}}, 0))
+                del request["member"]
+                request["tags"] = [*(request.get("tags") or ()), "tune-job"]
+                trial.job = self._service.submit([request], key=f"tune-job-{self._key}-{trial.inner.number}")[0].id
+                trial.inner.set_user_attr("job", trial.job)
             job = self._service.job(trial.job)
             state = job.state
             self._read(trial, [one.epoch for one in job.attempts])
@@ -177,17 +185,6 @@ class JobSearch:
 
     def _left(self) -> bool:
         return len(self.study.get_trials(deepcopy=False)) < self._asked.trials
-
-    def _submit(self, trial: JobTrial) -> None:
-        """Submit the job of a trial; one that an interrupted search has submitted is not submitted again."""
-        params = {name: trial.inner._suggest(name, kind) for name, kind in self._distributions.items()}
-        texts = {name: f"{v:.6g}" if isinstance(v, float) else str(v) for name, v in params.items()}
-        # The values go where those of an array with this one combination would go.
-        request = next(members({**self._request, "matrix": {name: [text] for name, text in texts.items()}}, 0))
-        del request["member"]
-        request["tags"] = [*(request.get("tags") or ()), "tune-job"]
-        trial.job = self._service.submit([request], key=f"tune-job-{self._key}-{trial.inner.number}")[0].id
-        trial.inner.set_user_attr("job", trial.job)
 
     def _read(self, trial: JobTrial, epochs: Sequence[int]) -> None:
         """Report the metrics of whole new lines; each is a step, so trials are compared by how often they printed."""

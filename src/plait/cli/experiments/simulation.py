@@ -18,7 +18,7 @@ from plait.control.metrics import RunResult, Value
 from plait.core.errors import InputError, SimulationError, suggest
 from plait.live.notes import note
 from plait.policies.catalog import import_from_here, split_policies
-from plait.sim.published import PublishedRun, PublishedWorld, published_names, published_world
+from plait.sim.published import PublishedRun, published_names, published_world
 from plait.sim.studies.cases import Case, over_processes, run_case
 from plait.sim.world import WORLDS
 
@@ -86,21 +86,6 @@ def published_runs(request: Request) -> list[PublishedRun] | None:
         raise InputError(f"world {name} has policies of its own and is not compared with others; give it alone")
     if len(request.clusters) > 1:
         raise InputError(f"world {name} has its own cluster, {world.cluster}; give one --cluster, or none")
-    _refuse(request, name, world)
-    round_s = request.round_s or 0.0
-    policies = split_policies(request.policy)
-    if not policies:
-        raise InputError(f"no policy given; world {name} has {', '.join(world.policies)}")
-    for policy in policies:
-        world.check(policy)
-    return [
-        PublishedRun(name, trace, policy, request.jobs, round_s, request.overheads, request.data)
-        for trace in request.traces
-        for policy in policies
-    ]
-
-
-def _refuse(request: Request, name: str, world: PublishedWorld) -> None:
     allowed: dict[str, object] = {"cluster": [world.cluster], "trace_format": world.trace_format}
     options = (*world.takes, *OUTPUTS)
     for field in dataclasses.fields(Request):
@@ -118,6 +103,17 @@ def _refuse(request: Request, name: str, world: PublishedWorld) -> None:
         raise InputError(
             f"world {name}: --overheads {request.overheads!r}; {suggest(request.overheads, world.overheads)}"
         )
+    round_s = request.round_s or 0.0
+    policies = split_policies(request.policy)
+    if not policies:
+        raise InputError(f"no policy given; world {name} has {', '.join(world.policies)}")
+    for policy in policies:
+        world.check(policy)
+    return [
+        PublishedRun(name, trace, policy, request.jobs, round_s, request.overheads, request.data)
+        for trace in request.traces
+        for policy in policies
+    ]
 
 
 def _option(field: str) -> str:

@@ -18,7 +18,7 @@ from plait.cli.experiments.outputs import STDOUT, Outputs
 from plait.cli.experiments.simulation import check_finished
 from plait.cli.render.console import Bar, console
 from plait.cli.render.forecast_lines import print_comparison
-from plait.control.metrics import RunResult, Value
+from plait.control.metrics import RunResult
 from plait.core.errors import InputError
 from plait.live.notes import note
 from plait.policies.catalog import import_from_here, split_policies
@@ -72,6 +72,8 @@ def make_grid(request: SweepRequest) -> Grid:
         profile_noise=request.profile_noise, placement=request.placement, assign_models=request.assign_models,
     )  # fmt: skip
     worlds = tuple(make_asked_world(name.strip(), world_options) for name in request.world.split(","))
+    given = [settings(world, world_options) for world in worlds]
+    shared = {name: value for name, value in given[0].items() if len({str(g[name]) for g in given}) == 1}
     return Grid(
         policies=tuple(split_policies(request.policy)),
         worlds=worlds,
@@ -85,12 +87,8 @@ def make_grid(request: SweepRequest) -> Grid:
         models=request.assign_models,
         placement=request.placement,
         prices=read_prices(request.price, request.currency),
-        labels=_shared([settings(world, world_options) for world in worlds]),
+        labels=shared,
     )
-
-
-def _shared(given: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
-    return {name: value for name, value in given[0].items() if len({str(g[name]) for g in given}) == 1}
 
 
 def read_loads(text: str | None) -> tuple[float | None, ...]:

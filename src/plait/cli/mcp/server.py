@@ -450,21 +450,13 @@ def make_server(asking: Asking, *, read_only: bool = False) -> MCPServer[Any]:
         "plait", title="plait, a scheduler of GPU clusters", instructions=INSTRUCTIONS, version=__version__,
         log_level="WARNING",
     )  # fmt: skip
-    for tool, hints in _tools(asking):
-        if hints.read_only_hint or not read_only:
-            server.add_tool(tool, annotations=hints, structured_output=True)
-    server.resource(SKILL_URI, name="skill", title="How to work with plait", mime_type="text/markdown")(skill_text)
-    return server
-
-
-def _tools(asking: Asking) -> list[tuple[Callable[..., dict[str, Any]], ToolAnnotations]]:
     ask, logs, act = Questions(asking), Logs(asking), Actions(asking)
     reads: list[Callable[..., dict[str, Any]]] = [
         ask.cluster_status, ask.list_nodes, ask.list_jobs, ask.list_queue, ask.show_job, ask.explain_job,
         ask.forecast_job, ask.job_usage, ask.job_events, ask.wait_for_job, logs.read_log, logs.search_log,
         act.what_if_submit, ask.what_if_queue,
     ]  # fmt: skip
-    return [
+    tools: list[tuple[Callable[..., dict[str, Any]], ToolAnnotations]] = [
         *((tool, _READS) for tool in reads),
         (act.submit_job, _ADDS),
         (act.clone_job, _ADDS),
@@ -472,3 +464,8 @@ def _tools(asking: Asking) -> list[tuple[Callable[..., dict[str, Any]], ToolAnno
         (act.requeue_job, _CHANGES),
         (act.cancel_job, _ENDS),
     ]
+    for tool, hints in tools:
+        if hints.read_only_hint or not read_only:
+            server.add_tool(tool, annotations=hints, structured_output=True)
+    server.resource(SKILL_URI, name="skill", title="How to work with plait", mime_type="text/markdown")(skill_text)
+    return server

@@ -68,6 +68,8 @@ async def show_job(viewer: Viewer) -> Response:
     others, more = await _others(viewer, job)
     trackers = await _trackers(viewer, path) if mine and job["attempts"] else []
     lost = await viewer.api.get("/v1/losses", job=job["id"]) if mine and job["state"] == "running" else None
+    # Stages with their seconds an iteration now and alone; NaN if not measured.
+    stages = [(name, number(one["now_s"]), number(one["alone_s"])) for name, one in (why.get("stages") or {}).items()]
     return viewer.page(
         "job.html.j2", title=f"{job['id']} {job['name']}".strip(), job=job, why=why, now_s=now_s, mine=mine,
         attempts=job["attempts"][::-1], bars=timeline(job, now_s, others),
@@ -77,7 +79,7 @@ async def show_job(viewer: Viewer) -> Response:
         preempted=[one for one in job["attempts"] if one["state"] == "preempted"], file=job_file(job),
         losses=lost["losses"] if lost else [], trackers=trackers, usage=usage, usage_rows=usage_rows(usage),
         charts=usage_charts(usage),
-        stages=_stages(why), ranks=len(job["attempts"][-1]["ranks"]) if job["attempts"] else 0,
+        stages=stages, ranks=len(job["attempts"][-1]["ranks"]) if job["attempts"] else 0,
     )  # fmt: skip
 
 
@@ -98,11 +100,6 @@ async def _others(viewer: Viewer, job: Mapping[str, Any]) -> tuple[list[dict[str
         "/v1/placements", node=nodes, from_s=job["created_s"], to_s=job["ended_s"], limit=PLACEMENTS
     )
     return [one for one in found["placements"] if one["job"] != job["id"]], found["more"]
-
-
-def _stages(why: dict[str, Any]) -> list[tuple[str, float, float]]:
-    """Stages with their seconds an iteration now and alone; NaN if not measured."""
-    return [(name, number(one["now_s"]), number(one["alone_s"])) for name, one in (why.get("stages") or {}).items()]
 
 
 #: Fields of a job that its submission had, too, in the order of a file.

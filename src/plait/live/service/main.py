@@ -127,7 +127,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(options: ServiceOptions) -> int:
     """Open everything, serve, close everything."""
     begin = time.monotonic()
-    _check(options)
+    for one in declared(ServiceOptions):
+        value = getattr(options, one.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"--{one.word} is {value}, needs a finite number of {one.unit}")
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise InputError("TLS needs both files: --tls-cert and --tls-key")
+    for name in ("tls_cert", "tls_key"):
+        if getattr(options, name) and not Path(getattr(options, name)).is_file():
+            raise InputError(f"--{name.replace('_', '-')}: there is no file {getattr(options, name)}")
+    _ = options.prices, options.channels  # raise for what is no price, and no file of channels
+    if not options.estimate_s > 0:
+        raise InputError(f"--estimates is {options.estimate_s}, needs seconds > 0")
+    if not options.round_s > 0 or not options.lost_s > 0:
+        raise InputError(f"--round is {options.round_s:g} and --lost {options.lost_s:g}; both need seconds > 0")
+    check_lease(options.lost_s, options.lease)
+    if options.standby and not (options.db or "").startswith("postgres"):
+        raise InputError(
+            "--standby needs a store that several services can reach: --db postgresql://host/name; an SQLite file is "
+            "for one service"
+        )
+    if not NODE_NAME.fullmatch(options.name):
+        raise InputError(f"--name is {options.name!r}; write letters, digits, dot, dash")
+    if not _loopback(options.host) and not (options.tls_cert or options.insecure):
+        raise InputError(
+            f"--host {options.host} can be reached from other machines, and tokens would be sent unencrypted; give "
+            "--tls-cert and --tls-key, or --insecure in a private network"
+        )
     layout = Layout.at(options.home)
     make_private(layout.home)
     with (
@@ -197,36 +223,6 @@ def _take(lease: LeaderLease, url: str) -> None:
             time.sleep(0.1)
     except SQLAlchemyError as error:
         raise StoreError(f"cannot open the store {parse_url(url)!r}: {str(error).strip().splitlines()[0]}") from error
-
-
-def _check(options: ServiceOptions) -> None:
-    for one in declared(ServiceOptions):
-        value = getattr(options, one.name)
-        if isinstance(value, float) and not math.isfinite(value):
-            raise InputError(f"--{one.word} is {value}, needs a finite number of {one.unit}")
-    if bool(options.tls_cert) != bool(options.tls_key):
-        raise InputError("TLS needs both files: --tls-cert and --tls-key")
-    for name in ("tls_cert", "tls_key"):
-        if getattr(options, name) and not Path(getattr(options, name)).is_file():
-            raise InputError(f"--{name.replace('_', '-')}: there is no file {getattr(options, name)}")
-    _ = options.prices, options.channels  # raise for what is no price, and no file of channels
-    if not options.estimate_s > 0:
-        raise InputError(f"--estimates is {options.estimate_s}, needs seconds > 0")
-    if not options.round_s > 0 or not options.lost_s > 0:
-        raise InputError(f"--round is {options.round_s:g} and --lost {options.lost_s:g}; both need seconds > 0")
-    check_lease(options.lost_s, options.lease)
-    if options.standby and not (options.db or "").startswith("postgres"):
-        raise InputError(
-            "--standby needs a store that several services can reach: --db postgresql://host/name; an SQLite file is "
-            "for one service"
-        )
-    if not NODE_NAME.fullmatch(options.name):
-        raise InputError(f"--name is {options.name!r}; write letters, digits, dot, dash")
-    if not _loopback(options.host) and not (options.tls_cert or options.insecure):
-        raise InputError(
-            f"--host {options.host} can be reached from other machines, and tokens would be sent unencrypted; give "
-            "--tls-cert and --tls-key, or --insecure in a private network"
-        )
 
 
 def _is_number(host: str) -> bool:

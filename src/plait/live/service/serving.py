@@ -175,7 +175,12 @@ class Service:
             if lead is None and (lead := await self._stand_by()) is not None:
                 self._begin(lead)
             if self._worker is not None and not self._ending.is_set():
-                self._announce()
+                # Publish where the leader is.
+                if self.lease is not None:
+                    self._record("leader")
+                discovery.write(self.layout.service_file, self._facts())
+                after_s = round(time.monotonic() - self.begin, 3)
+                _LOG.info("answers", extra={"facts": {"url": self.address, "after_s": after_s}})
                 await self._stay()
             await serving
             await asyncio.to_thread(self._agents.join, GOODBYE_S)
@@ -337,14 +342,6 @@ class Service:
             "admin_token_file": str(self.layout.token_file),
             **({"certificate": certificates(self.options.tls_cert)} if self.options.tls_cert else {}),
         }  # fmt: skip
-
-    def _announce(self) -> None:
-        """Publish where the leader is."""
-        if self.lease is not None:
-            self._record("leader")
-        discovery.write(self.layout.service_file, self._facts())
-        after_s = round(time.monotonic() - self.begin, 3)
-        _LOG.info("answers", extra={"facts": {"url": self.address, "after_s": after_s}})
 
     def _record(self, role: str) -> None:
         words = {"name": self.options.name, "role": role, "standby": bool(self.options.standby)}

@@ -128,7 +128,25 @@ class Worker(threading.Thread):
                         if self._again is None:
                             self._fail(items, error)
                             raise
-                        self._wait_for_room(error, items)
+                        # The disk is full: refuse changes and show the store, until there is room; then continue from
+                        # the store. `items`: requests of the round that could not be stored.
+                        assert self._again is not None
+                        self.trouble = str(error)
+                        _LOG.error("waits for room on the disk", extra={"facts": {"why": str(error)}})
+                        self._fail([item for item in items if not item.reads], error)
+                        self._log_problems()
+                        self.engine = self.engine.stored(self.clock())
+                        while not self._stopped:
+                            self._look([item for item in items if item.reads])
+                            items = self._next(self.clock() + ROOM_S)
+                            self._fail([item for item in items if not item.reads], error)
+                            self.cycles += 1
+                            if not self._stopped and self.engine.store.has_room():
+                                with contextlib.suppress(NoRoom):
+                                    self.engine, self.trouble, self.stored_s = self._again(), "", self.clock()
+                                    _LOG.warning("there is room on the disk again")
+                                    break
+                        self._look([item for item in items if item.reads])
                         wake_s = self.clock()
                 else:
                     self._stopped = True
@@ -140,29 +158,6 @@ class Worker(threading.Thread):
             self._failed(error)
             return
         self._refuse(Stopped("the service is going down"))
-
-    def _wait_for_room(self, error: NoRoom, items: list[_Item]) -> None:
-        """The disk is full: refuse changes and show the store, until there is room; then continue from the store.
-
-        `items`: requests of the round that could not be stored.
-        """
-        assert self._again is not None
-        self.trouble = str(error)
-        _LOG.error("waits for room on the disk", extra={"facts": {"why": str(error)}})
-        self._fail([item for item in items if not item.reads], error)
-        self._log_problems()
-        self.engine = self.engine.stored(self.clock())
-        while not self._stopped:
-            self._look([item for item in items if item.reads])
-            items = self._next(self.clock() + ROOM_S)
-            self._fail([item for item in items if not item.reads], error)
-            self.cycles += 1
-            if not self._stopped and self.engine.store.has_room():
-                with contextlib.suppress(NoRoom):
-                    self.engine, self.trouble, self.stored_s = self._again(), "", self.clock()
-                    _LOG.warning("there is room on the disk again")
-                    break
-        self._look([item for item in items if item.reads])
 
     def _next(self, wake_s: float) -> list[_Item]:
         items: list[_Item] = []

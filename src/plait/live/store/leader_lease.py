@@ -229,7 +229,15 @@ class LeaderLease:
         why = "another service has taken the lease"
         try:
             while not self._closed.wait(self.lease_s / RENEWALS):
-                if self._hangs() and self._others():
+                # Counts renewals, not seconds: after a pause of the whole process the engine gets its time.
+                beat, (last, same) = self.pulse(), self._beat
+                self._beat = (beat, same + 1 if beat == last else 0)
+                hung, before = self._beat[1] * self.lease_s / RENEWALS >= HUNG_S, self._hung
+                self._hung = hung
+                if hung and not before:
+                    _LOG.error("the engine hangs", extra={"facts": {"for_s": HUNG_S, "doing": self.doing()}})
+                hangs = hung
+                if hangs and self._others():
                     why = f"the engine has done nothing for {HUNG_S:g} s"
                     break
                 if not self.renew():
@@ -243,16 +251,6 @@ class LeaderLease:
         self._until_s, self.why = 0.0, why
         if not self._closed.is_set():
             self.lost(why)
-
-    def _hangs(self) -> bool:
-        """Counts renewals, not seconds: after a pause of the whole process the engine gets its time."""
-        beat, (last, same) = self.pulse(), self._beat
-        self._beat = (beat, same + 1 if beat == last else 0)
-        hung, before = self._beat[1] * self.lease_s / RENEWALS >= HUNG_S, self._hung
-        self._hung = hung
-        if hung and not before:
-            _LOG.error("the engine hangs", extra={"facts": {"for_s": HUNG_S, "doing": self.doing()}})
-        return hung
 
     def _others(self) -> bool:
         """Whether another service stands ready: without one a change of the leader helps no client."""

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from plait.cli.render.console import console
 from plait.control.messages import network_to_json, node_to_json
-from plait.core.cluster import Cluster, Network
+from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.options import declared
 from plait.core.words import counted
@@ -54,31 +54,27 @@ def show_network(cluster: Cluster, paths: list[dict[str, Any]] | None) -> None:
         "down / up", title=f"{network}: {size}", title_justify="left",
     )  # fmt: skip
     for tier in sorted({switch.tier for switch in network.switches}):
-        grid.add_row(*_tier(network, tier))
+        # The row of the switches of a tier; rates are per switch.
+        tiers = {switch.id: switch.tier for switch in network.switches}
+        here = [switch for switch in network.switches if switch.tier == tier]
+        rates = {switch.id: [0.0, 0.0, 0.0] for switch in here}  # to nodes, to lower tiers, to higher ones
+        for link in network.links:
+            for one, other in ((link.a, link.b), (link.b, link.a)):
+                if one in rates:
+                    kind = 0 if other not in tiers else 1 if tiers[other] <= tier else 2
+                    rates[one][kind] += link.bits_per_s / 1e9
+        ratios = [(nodes + down) / up for nodes, down, up in rates.values() if up]
+        grid.add_row(
+            str(tier), str(len(here)), _span(s.aggregators for s in here), _span(s.reserved for s in here),
+            _span(s.payload_bytes for s in here if s.aggregators), _span(s.levels for s in here if s.aggregators),
+            *(_span(rate[kind] for rate in rates.values()) for kind in range(3)), _span(ratios),
+        )  # fmt: skip
     console().print(grid)
     if paths is not None:
         table = Table("path", "delay us", "Gb/s")
         for path in paths:
             table.add_row(" ".join(path["hops"]), f"{path['delay_us']:g}", f"{path['gbps']:g}")
         console().print(table)
-
-
-def _tier(network: Network, tier: int) -> list[str]:
-    """The row of the switches of a tier; rates are per switch."""
-    tiers = {switch.id: switch.tier for switch in network.switches}
-    here = [switch for switch in network.switches if switch.tier == tier]
-    rates = {switch.id: [0.0, 0.0, 0.0] for switch in here}  # to nodes, to lower tiers, to higher ones
-    for link in network.links:
-        for one, other in ((link.a, link.b), (link.b, link.a)):
-            if one in rates:
-                kind = 0 if other not in tiers else 1 if tiers[other] <= tier else 2
-                rates[one][kind] += link.bits_per_s / 1e9
-    ratios = [(nodes + down) / up for nodes, down, up in rates.values() if up]
-    return [
-        str(tier), str(len(here)), _span(s.aggregators for s in here), _span(s.reserved for s in here),
-        _span(s.payload_bytes for s in here if s.aggregators), _span(s.levels for s in here if s.aggregators),
-        *(_span(rate[kind] for rate in rates.values()) for kind in range(3)), _span(ratios),
-    ]  # fmt: skip
 
 
 def _span(values: Iterable[float]) -> str:

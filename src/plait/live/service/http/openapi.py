@@ -222,24 +222,20 @@ def _operation(route: Route, schemas: Mapping[str, dict[str, Any]], components: 
             "required": route.body_required,
             "content": {"application/json": {"schema": schema_of(route.body)}},
         }
-    for status in _errors(route):
+    # Which errors a request of this form can get.
+    possible = {401, 403, 500, 503}
+    possible |= {404} if "{" in route.path else set()
+    possible |= {409} if route.conflict else set()
+    possible |= {422} if route.body is not None or route.query is not None or route.key else set()
+    possible |= {400, 408, 413} if route.body is not None else set()
+    possible |= {507} if route.method != "GET" else set()
+    for status in sorted(possible):
         content = {"application/json": {"schema": {"$ref": f"{PREFIX}ErrorAnswer"}}}
         if (example := examples()["errors"].get(str(status))) is not None:
             content["application/json"]["example"] = example
         text = route.conflict if status == 409 else MEANINGS[status]
         operation["responses"][str(status)] = {"description": text, "content": content}
     return operation
-
-
-def _errors(route: Route) -> list[int]:
-    """Which errors a request of this form can get."""
-    found = {401, 403, 500, 503}
-    found |= {404} if "{" in route.path else set()
-    found |= {409} if route.conflict else set()
-    found |= {422} if route.body is not None or route.query is not None or route.key else set()
-    found |= {400, 408, 413} if route.body is not None else set()
-    found |= {507} if route.method != "GET" else set()
-    return sorted(found)
 
 
 def _health() -> dict[str, Any]:

@@ -301,7 +301,12 @@ async def _stored(call: Call, requests: list[dict[str, Any]], *, several: bool =
     await check_files(call.api, [next(members(request, 0)) for request in requests], several=several)
 
     def submit(engine: Engine, now_s: float) -> list[SubmittedJob]:
-        number, out = _submit(engine, requests, call.token, now_s, key)[0], []
+        # Store the jobs; `InputError` for one of a project that does not exist.
+        for project in dict.fromkeys(str(request["project"]) for request in requests):
+            if project != call.token.project:
+                engine.check_project(project)
+        number, *_ = engine.submit(requests, owner=call.token.user, now_s=now_s, key=key)
+        out = []
         for request in requests:
             array, jobs = is_array(request), extent(request)[0]
             name = array_name(number) if array else job_name(number)
@@ -411,14 +416,6 @@ async def job_events(call: Call, query: JobEventsQuery) -> Json:
         return Json({"events": [_only(one, number, token) for one in shown]})
 
     return await asyncio.to_thread(read)
-
-
-def _submit(engine: Engine, requests: list[dict[str, Any]], token: Token, now_s: float, key: str | None) -> list[int]:
-    """Store the jobs; `InputError` for one of a project that does not exist."""
-    for project in dict.fromkeys(str(request["project"]) for request in requests):
-        if project != token.project:
-            engine.check_project(project)
-    return engine.submit(requests, owner=token.user, now_s=now_s, key=key)
 
 
 async def check_files(api: Api, requests: list[dict[str, Any]], *, several: bool = False) -> None:
