@@ -902,6 +902,25 @@ def test_explain_names_the_jobs_that_a_prediction_rests_on(cluster: Make) -> Non
     assert c.engine.explain(3, c.now).predicted is None
 
 
+def test_policies_know_the_total_that_a_script_reports(cluster: Make) -> None:
+    c = cluster((2,), policy="plait")
+    c.submit({"command": ["python", "train.py"]}, {"command": ["python", "train.py"], "iterations": 7})
+    c.pass_s(2.2)
+    assert c.engine.state.controller is not None
+    store = c.engine.state.controller.job_store
+    pace: dict[str, Any] = {"step_s": 0.5, "held_s": c.now, "stage_s": [0.1, 0.1, 0.2, 0.1]}
+    for steps, total, known, wait_s in (
+        (10.0, 100.0, 100.0, 2.0),  # at once
+        (14.0, 300.0, 100.0, 4.0),  # another one so soon is not taken
+        (38.0, 300.0, 300.0, 12.0),
+        (301.0, 300.0, math.nan, 12.0),  # wrong: the job is predicted again
+    ):
+        c.nodes[0].report(0, steps=steps, total_steps=total, **pace)
+        c.pass_s(wait_s)
+        assert store.columns["iterations"][:2].tolist() == pytest.approx([known, 7.0], nan_ok=True)
+    assert [entry.type for entry in c.store.entries()].count("JobUpdated") == 3
+
+
 def test_explain_names_blockers_and_what_would_start_it(cluster: Make) -> None:
     c = cluster((2,), policy="fifo-backfill")
     c.submit({"iterations": 100})

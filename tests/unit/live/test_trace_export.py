@@ -104,4 +104,4 @@ def test_the_story_of_a_lost_node_and_the_replay_of_its_log(
     store.backup("incident.db")
     store.close()
     exec(look, {})
-    assert capsys.readouterr().out.startswith("8.0 [0]")
+    assert capsys.readouterr().out.startswith("3.25 [0]")

@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 
 from plait.control.controller import Controller
-from plait.control.messages import GoodputReported, JobKept, JobProfiled, ProgressReported, StopCostReported
+from plait.control.messages import GoodputReported, JobKept, JobProfiled, JobUpdated, ProgressReported, StopCostReported
 from plait.core.arrays import FloatArray
 from plait.core.errors import InputError
 from plait.core.goodput import THETA, BatchLimits, Estimate
-from plait.core.jobs import Checkpoints, Phase
+from plait.core.jobs import Checkpoints, JobBatch, Phase
 from plait.core.resources import Resource
 from plait.goodput.fixed_batch import fit_sizes
 from plait.goodput.throughput import efficiency, gain
@@ -67,6 +67,7 @@ def report_measurements(ctx: Context, job: JobRecord, attempt: Attempt, seen: Se
         _protect(ctx, job, attempt, seen)
         _report_restart(ctx, job, seen)
         _report_estimate(ctx, job, seen)
+        _report_total(ctx, job, attempt, seen)
         _measure_size(ctx, job, attempt, seen)
     _report_stop_cost(ctx, job, attempt)
 
@@ -269,6 +270,24 @@ def work_of(ctx: Context, job: JobRecord, attempt: Attempt) -> WorkDone:
         sqr, var = _noise(row_of(ctx, job))
         each_s = lead.step_s / float(gain(sqr, var, _scale(report.batch_size, limits)))
     return WorkDone(attempt.progress, job.total, each_s)
+
+
+def _report_total(ctx: Context, job: JobRecord, attempt: Attempt, seen: Seen) -> None:
+    """Pass on how many iterations a job makes in all, by its script, where its request leaves that open.
+
+    A job that makes more than it reported is as unknown as one that reports nothing: it would go before all others.
+    """
+    controller, number, learnt_s = ctx.state.controller, job.number, attempt.ranks[0].learnt_s
+    if controller is None or not seen.total_steps or job.request.get("iterations") or job.request.get("batch"):
+        return
+    if ctx.state.phase(job) is not Phase.RUNNING or ctx.now_s < learnt_s.get("total", -math.inf) + LEARN_S:
+        return
+    total = seen.total_steps if (seen.steps or 0.0) <= seen.total_steps else None
+    known = float(controller.job_store.columns["iterations"][number])
+    if total != (None if math.isnan(known) else known):
+        learnt_s["total"] = ctx.now_s
+        spec = replace(controller.job_store.spec(number), iterations=total)
+        ctx.record(JobUpdated(ctx.now_s, np.array([number]), JobBatch.of([spec])))
 
 
 def _report_estimate(ctx: Context, job: JobRecord, seen: Seen) -> None:
