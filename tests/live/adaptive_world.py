@@ -116,7 +116,6 @@ def _look_back(home: Path, result: Outcome) -> None:
     store.close()
     verified = replay(rows)
     result.difference = verified.difference
-    assert verified.state.controller is not None
     result.estimates = verified.state.controller.job_store.columns["goodput"][: len(result.jobs)].copy()
     result.foretold = fidelity(rows, round_s=ROUND_S)
 

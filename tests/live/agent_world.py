@@ -166,7 +166,6 @@ class World:
         return self
 
     def end_agent(self, number: int = signal.SIGTERM) -> int:
-        assert self.agent is not None
         self.agent.send_signal(signal.SIGCONT)
         self.agent.send_signal(number)
         code = self.agent.wait(DEADLINE_S)

@@ -107,7 +107,6 @@ class RankHost:
         )
 
     def start(self, file: Path) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(f"{file}\n")
         self.process.stdin.flush()
 

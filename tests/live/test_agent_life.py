@@ -282,7 +282,6 @@ def test_an_agent_stopped_for_less_than_its_lease_changes_nothing(world: World) 
     world.service.want(world.python(1, PATIENT))
     world.said(1, "ready")
     has_lease(world, 2 * LEASE_S)
-    assert world.agent is not None
     world.agent.send_signal(signal.SIGSTOP)
     time.sleep(1.0)
     asked = len(world.service.told)
@@ -380,7 +379,6 @@ def test_jobs_go_on_without_an_end_where_the_service_was_stopped_before_the_agen
     world.service.quiet = True
     world.end_agent()
     parked = lease.read(world.layout.lease("n0"))
-    assert parked is not None
     assert parked.parked
     time.sleep(LEASE_S + 0.5)
     assert not (world.folder(1) / "exit.json").exists()
@@ -394,7 +392,6 @@ def test_an_agent_told_to_stop_jobs_ends_them_and_tells(world: World) -> None:
     world.said(1, "ready")
     assert world.end_agent(signal.SIGTERM) == 0
     seen = world.service.seen(1)
-    assert seen is not None
     assert (seen.state, seen.exit_code) == ("ended", 75)
 
 
@@ -418,7 +415,6 @@ def test_a_notice_while_an_agent_is_being_started_again_costs_no_checkpoint(worl
         keeper.kill()
         keeper.wait()
     seen = world.service.seen(1)
-    assert seen is not None
     assert (seen.state, seen.exit_code) == ("ended", 75)
 
 
@@ -471,7 +467,6 @@ def test_progress_comes_from_the_page_and_nonsense_in_it_does_no_harm(world: Wor
     world.said(1, "done")
     seen = until(lambda: (s := world.service.wait(1, "running")).checkpoint_steps and s, "the page to be told")
     assert (seen.steps, seen.step_s, seen.total_steps, seen.skew, seen.checkpoint_steps) == (30, 0.02, 500, 0.5, 25)
-    assert seen.profile is not None
     assert (seen.profile.samples, seen.profile.stage_s) == (20, [0.1, 0.2, 0.3, 0.0])
     assert 0 <= (seen.checkpoint_age_s or -1) < 60
     (world.folder(1) / "go").touch()
@@ -504,7 +499,6 @@ def test_a_process_is_its_pid_and_its_start() -> None:
     child = subprocess.Popen(["sleep", "1000"])
     try:
         process = Process.of(child.pid)
-        assert process is not None
         assert process.alive
         assert not Process(process.pid, process.start_time + 1, process.boot).send(signal.SIGKILL)
         assert not Process(process.pid, process.start_time, "another boot").alive
@@ -588,7 +582,6 @@ def test_the_last_word_is_repeated_until_the_next_leader_hears_it(world: World) 
     world.said(1, "ready")
     old = world.service
     old.quiet = True
-    assert world.agent is not None
     world.agent.send_signal(signal.SIGTERM)
     log = world.layout.node("n0") / "agent.log"
     until(lambda: '"last word"' in log.read_text(), "a last word that nobody takes in")
@@ -619,7 +612,6 @@ def test_what_is_assigned_to_a_node_that_goes_is_declined(world: World) -> None:
     code = f"{ignore}while not os.path.exists({str(go)!r}): time.sleep(0.01)"
     world.service.want(world.python(1, code))
     world.said(1, "ready")
-    assert world.agent is not None
     world.agent.send_signal(signal.SIGTERM)
     until(lambda: world.service.told[-1].leaving_s, "the notice")
     world.service.want(world.python(2, PATIENT, gpus=[1]))

@@ -69,7 +69,6 @@ def test_jobs_are_entered_through_the_service(tmp_path: Path) -> None:
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            assert notebook.stdout is not None
             address = notebook.stdout.readline().strip()
             assert re.fullmatch(r"http://127\.0\.0\.1:\d+/lab\?token=\S+", address)
             page = b""

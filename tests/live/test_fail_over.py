@@ -175,7 +175,6 @@ def check_log(url: str, jobs: int) -> None:
         assert len(rows) == jobs
         for row in rows:
             found = store.job(row.number)
-            assert found is not None
             assert len(found.attempts) == 1
         assert replay(stored_rows(store)).difference is None
     finally:

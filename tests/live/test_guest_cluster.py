@@ -72,7 +72,6 @@ def test_guests_run_beside_their_host_and_outlive_agents_and_it(tmp_path: Path) 
 
         # The agent dies and comes back: nobody is started again, and no guest runs without it.
         agent = cluster.agent("n0")
-        assert agent is not None
         assert agent.send(signal.SIGKILL)
         end = time.monotonic() + 20
         while leased(1) or leased(2):

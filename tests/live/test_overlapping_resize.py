@@ -154,7 +154,6 @@ def test_ranks_train_on_while_others_start_and_no_fault_in_between_loses_a_sampl
 
     processes = resized.resize()  # the agent is: what waits ends with it, and the next agent begins again
     agent = resized.cluster.agent("n0")
-    assert agent is not None
     agent.send(signal.SIGKILL)
     resized.until(lambda: not any(process.alive for process in processes))
     resized.hold.unlink()
@@ -162,7 +161,6 @@ def test_ranks_train_on_while_others_start_and_no_fault_in_between_loses_a_sampl
 
     resized.resize()  # the service is
     service = resized.cluster.service
-    assert service is not None
     service.send(signal.SIGKILL)
     resized.hold.unlink()
     resized.next_attempt()

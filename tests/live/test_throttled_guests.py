@@ -300,8 +300,6 @@ def test_beside_a_host_the_share_is_kept_and_without_the_agent_nothing_runs(tmp_
             before = procs.stat_fields(pid)
             time.sleep(1.0)
             after = procs.stat_fields(pid)
-            assert before is not None
-            assert after is not None
             assert int(after[11]) <= int(before[11]) + 2
             world.start()
             until(lambda: int((procs.stat_fields(pid) or [b"0"] * 12)[11]) > int(after[11]) + 5, "it again")

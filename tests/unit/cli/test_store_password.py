@@ -15,7 +15,7 @@ from plait.core.errors import InputError  # noqa: E402
 from plait.live.agent.processes.launch import environment  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
 from plait.live.protocol.wire import GroupInfo, Run  # noqa: E402
-from plait.live.supervisor import down, up  # noqa: E402
+from plait.live.supervisor import down, services, up  # noqa: E402
 from plait.live.supervisor.options import remember, remembered  # noqa: E402
 from plait.live.supervisor.services import start_service  # noqa: E402
 
@@ -80,7 +80,7 @@ def test_a_home_that_others_can_see_is_noted(
     def start_service(layout: Layout, options: dict[str, object]) -> None:
         raise InputError("enough")
 
-    monkeypatch.setattr(up, "start_service", start_service)
+    monkeypatch.setattr(services, "start_service", start_service)
     for mode, said in ((0o700, False), (0o755, True)):
         layout.home.chmod(mode)
         with pytest.raises(InputError, match="enough"):

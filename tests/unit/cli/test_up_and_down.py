@@ -29,7 +29,7 @@ from plait.live.client.client import Client, NotRunning  # noqa: E402
 from plait.live.layout import Layout  # noqa: E402
 from plait.live.service.main import only_one  # noqa: E402
 from plait.live.supervisor import agent_keeper as maintain  # noqa: E402
-from plait.live.supervisor import daemon, down, keeper  # noqa: E402
+from plait.live.supervisor import daemon, down, keeper, services  # noqa: E402
 from plait.live.supervisor import up as starting  # noqa: E402
 from plait.live.supervisor.options import remember, remembered, was_up  # noqa: E402
 from plait.live.supervisor.services import elsewhere, process_of, start_service  # noqa: E402
@@ -125,7 +125,7 @@ def test_up_ends_nothing_if_the_service_does_not_start(
         raise InputError("a service runs already")
 
     (layout.home / "nodes").mkdir()
-    monkeypatch.setattr(starting, "start_service", start_service)
+    monkeypatch.setattr(services, "start_service", start_service)
     with pytest.raises(InputError, match="a service runs already"):
         starting.start(layout, {})
     with pytest.raises(InputError, match="no option 'max-node' of nodes on this machine; there are: delay, idle, max-"):
@@ -143,7 +143,7 @@ def test_a_backend_of_another_package_may_be_strict_about_options(
         raise InputError("enough")
 
     monkeypatch.setattr(starting, "open_backend", lambda layout, options: strict.append(options) or Nodes())
-    monkeypatch.setattr(starting, "start_service", start_service)
+    monkeypatch.setattr(services, "start_service", start_service)
     remember(layout, {"backend": "foreign", "zone": "b", "round": 5.0, "most-gpus": 4})
     with pytest.raises(InputError, match="enough"):
         starting.start(layout, {})
@@ -155,7 +155,7 @@ def test_a_service_that_died_comes_back_at_its_port_unless_that_is_taken(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[dict[str, Any]] = []
-    monkeypatch.setattr(starting, "start_service", lambda layout, options: served.append(options))
+    monkeypatch.setattr(services, "start_service", lambda layout, options: served.append(options))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -180,7 +180,7 @@ def test_up_ends_the_keeper_that_has_the_options_of_before_and_failing_starts_it
         seen.append(daemon.running(layout, "keeper"))
         raise InputError("enough")
 
-    monkeypatch.setattr(starting, "start_service", start_service)
+    monkeypatch.setattr(services, "start_service", start_service)
     with pytest.raises(InputError, match="enough"):
         starting.start(layout, {"nodes": 3})  # nobody kept it
     daemon.spawn(layout, "keeper", slow_keeper)
@@ -196,9 +196,9 @@ def test_one_that_comes_back_beside_a_leader_stands_by_though_the_engine_is_away
     layout: Layout, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started: list[str] = []
-    monkeypatch.setattr(starting, "others_ready", lambda layout: True)
-    monkeypatch.setattr(starting, "start_standby", lambda layout, options, name: started.append(name))
-    monkeypatch.setattr(starting, "own_client", lambda layout: SimpleNamespace(status=lambda: sample(ClusterStatus)))
+    monkeypatch.setattr(services, "others_ready", lambda layout: True)
+    monkeypatch.setattr(services, "start_standby", lambda layout, options, name: started.append(name))
+    monkeypatch.setattr(services, "own_client", lambda layout: SimpleNamespace(status=lambda: sample(ClusterStatus)))
     starting.start(layout, {"db": "postgresql://h/d"})
     assert (started, nodes.asked) == (["1"], ["start"])
     assert "no head answers; the service runs" in capsys.readouterr().err
@@ -374,7 +374,7 @@ def test_down_ends_no_job_that_would_lose_work_without_consent(
         return contextlib.nullcontext(SimpleNamespace(losses=lambda: sample(Losses, **answers)))
 
     ended: list[bool] = []
-    monkeypatch.setattr(down, "own_client", own_client)
+    monkeypatch.setattr(services, "own_client", own_client)
     monkeypatch.setattr(down, "job_processes", lambda _: dict(marks))
     monkeypatch.setattr(cluster, "_end", lambda layout, stop_jobs: ended.append(stop_jobs))
     layout.service_file.write_text("{}")
@@ -430,7 +430,7 @@ def test_what_ran_before_this_machine_was_started_anew_is_dead(layout: Layout) -
 
 
 def test_a_service_that_nobody_keeps_is_kept_again(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starting, "any_service_process", lambda layout: SimpleNamespace(pid=7))
+    monkeypatch.setattr(services, "any_service_process", lambda layout: SimpleNamespace(pid=7))
     layout.service_file.write_text('{"url": "http://127.0.0.1:2"}')
     layout.token_file.write_text("plait_ours\n")
     remember(layout, {"nodes": 2})
@@ -466,7 +466,7 @@ def _node(name: str, gpus: int, state: str = "ready", **more: object) -> NodeRow
 def test_up_with_fewer_slots_waits_for_their_agents_and_says_what_is_there(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starting, "LOOK_S", 0.001)
+    monkeypatch.setattr(services, "LOOK_S", 0.001)
     backend: Any = SimpleNamespace(
         name="local", expected=lambda: 1, list_nodes=lambda: [SimpleNamespace(name="n0", gpus=2, pid=None)]
     )
@@ -498,7 +498,7 @@ def test_up_with_fewer_nodes_takes_none_away_whose_jobs_would_lose_work() -> Non
 def test_up_with_another_number_of_slots_names_the_jobs_that_hold_the_node(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starting, "LOOK_S", 0.001)
+    monkeypatch.setattr(services, "LOOK_S", 0.001)
     monkeypatch.setattr(starting, "Patience", lambda looks: Patience(1, lambda pid: (b"S", 0)))
     backend: Any = SimpleNamespace(
         name="local", expected=lambda: 1, list_nodes=lambda: [SimpleNamespace(name="n0", gpus=2, pid=None)]

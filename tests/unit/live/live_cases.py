@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from plait.control.controller import Controller
 from plait.live.fencing import Fences
 from plait.live.layout import Layout
 from plait.live.protocol import wire
@@ -91,8 +92,10 @@ class Cluster:
 
     def __init__(
         self, home: Path, nodes: Sequence[int] = (2,), policy: str = "fifo-backfill",
-        network: str | None = None, racks: Sequence[int] = (), kinds: Sequence[str] = (), **options: Any,
+        network: str | None = None, racks: Sequence[int] = (), kinds: Sequence[str] = (),
+        jobs: Sequence[dict[str, Any]] = (), then_s: float = 1.1, **options: Any,
     ) -> None:  # fmt: skip
+        """`jobs` are submitted once the nodes have joined, and `then_s` seconds pass."""
         self.home, self.now, self.network = home, 0.0, read_network(network)
         self.options = Options(**{"round_s": 1.0, "lost_s": 15.0, "lease_s": 12.0, **options})
         self.store = Store.open(home / "plait.db")
@@ -100,12 +103,20 @@ class Cluster:
         rack, kind = dict(enumerate(racks)), dict(enumerate(kinds))
         self.nodes = [Node(self, f"n{i}", gpus, kind.get(i, "gpu"), rack.get(i, 0)) for i, gpus in enumerate(nodes)]
         self.pass_s(0.1)
+        if jobs:
+            self.submit(*jobs)
+            self.pass_s(then_s)
 
     def _engine(self, policy: str | None) -> Engine:
         return Engine(
             self.store, Fences(Layout(self.home)), now_s=self.now, policy=policy, options=self.options,
             network=self.network, secret=b"home",
         )  # fmt: skip
+
+    @property
+    def controller(self) -> Controller:
+        assert self.engine.state.controller is not None
+        return self.engine.state.controller
 
     def restart(self) -> None:
         self.store.close()

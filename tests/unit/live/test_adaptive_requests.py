@@ -42,8 +42,7 @@ def said(progress: float = 10.0, estimate: list[float | None] | None = None, **m
 
 
 def known(c: Cluster, name: str, job: int = 0) -> Any:
-    assert c.engine.state.controller is not None
-    return c.engine.state.controller.job_store.columns[name][job]
+    return c.controller.job_store.columns[name][job]
 
 
 def count(c: Cluster, kind: str) -> int:
@@ -54,10 +53,8 @@ def count(c: Cluster, kind: str) -> int:
 
 
 def test_bounds_reach_the_policies_and_the_job(cluster: Make) -> None:
-    c = cluster((4,))
-    c.submit({"batch": BATCH, "max_gpus": 4}, {"batch": {"initial": 8}}, {})
-    c.pass_s()
-    specs = [c.engine.state.controller.job_store.spec(n) for n in range(3)]  # type: ignore[union-attr]
+    c = cluster((4,), jobs=[{"batch": BATCH, "max_gpus": 4}, {"batch": {"initial": 8}}, {}])
+    specs = [c.controller.job_store.spec(n) for n in range(3)]  # type: ignore[union-attr]
     whole = BatchLimits(initial=16, most=256, least_local=4, most_local=32, accumulation=True)
     fixed = BatchLimits(initial=8, most=8, least_local=1, most_local=8)
     assert [spec.batch for spec in specs] == [whole, fixed, None]
@@ -86,9 +83,7 @@ def test_a_live_job_is_tried_packed_and_spread_and_stays_where_it_is_faster(clus
 
 
 def test_ranks_know_which_of_them_start_parameter_servers(cluster: Make) -> None:
-    c = cluster((2, 2))
-    c.submit({"gpus": 4, "servers": 3}, {"gpus": 1})
-    c.pass_s()
+    c = cluster((2, 2), jobs=[{"gpus": 4, "servers": 3}, {"gpus": 1}])
     told = [run.env.get("PLAIT_SERVERS") for node in c.nodes for run in node.sync().attempts if run.job == 0]
     assert [json.loads(text or "") for text in told] == [[0, 2, 0]] * 4, "two on the first node, one on the other"
     assert known(c, "servers") == 3
@@ -148,9 +143,7 @@ def test_an_agent_reads_what_a_job_says(tmp_path: Path) -> None:
 
 
 def test_an_estimate_reaches_the_books_when_it_is_news_and_not_too_often(cluster: Make) -> None:
-    c = cluster((4,))
-    c.submit({"batch": BATCH})
-    c.pass_s()
+    c = cluster((4,), jobs=[{"batch": BATCH}])
     c.nodes[0].report(0, adaptive=said(), steps=4.0)
     c.pass_s()
     np.testing.assert_array_equal(known(c, "goodput"), [*THETA, 1.0, 4.0, 2.0, math.nan])
@@ -171,9 +164,7 @@ def test_an_estimate_reaches_the_books_when_it_is_news_and_not_too_often(cluster
 
 
 def test_only_adaptive_jobs_are_believed_an_estimate(cluster: Make) -> None:
-    c = cluster((4,))
-    c.submit({})
-    c.pass_s()
+    c = cluster((4,), jobs=[{}])
     c.nodes[0].report(0, adaptive=said(), steps=4.0)
     c.pass_s(12.0)
     assert count(c, "GoodputReported") == 0
@@ -182,9 +173,7 @@ def test_only_adaptive_jobs_are_believed_an_estimate(cluster: Make) -> None:
 
 
 def test_progress_counts_iterations_at_the_first_batch_and_people_see_steps(cluster: Make) -> None:
-    c = cluster((4,), progress_s=1.0)
-    c.submit({"batch": BATCH, "iterations": 100, "max_gpus": 4})
-    c.pass_s()
+    c = cluster((4,), progress_s=1.0, jobs=[{"batch": BATCH, "iterations": 100, "max_gpus": 4}])
     c.nodes[0].report(0, adaptive=said(10.0), steps=4.0, step_s=0.5)
     c.pass_s(2.2)
     assert known(c, "iterations_done") == 10.0
@@ -213,9 +202,7 @@ def test_progress_counts_iterations_at_the_first_batch_and_people_see_steps(clus
 
 
 def test_an_ended_job_shows_the_size_it_ended_on(cluster: Make) -> None:
-    c = cluster((4,), policy="pollux")
-    c.submit({"batch": BATCH, "gpus": 2, "min_gpus": 1, "max_gpus": 4})
-    c.pass_s()
+    c = cluster((4,), policy="pollux", jobs=[{"batch": BATCH, "gpus": 2, "min_gpus": 1, "max_gpus": 4}])
     c.submit({"gpus": 4})
     c.pass_s()
     held = len(c.engine.state.jobs[0].live.gpus)  # type: ignore[union-attr]
@@ -236,9 +223,7 @@ def test_an_ended_job_shows_the_size_it_ended_on(cluster: Make) -> None:
 
 
 def test_explain_compares_no_larger_batch_with_an_iteration_alone(cluster: Make) -> None:
-    c = cluster((4,), progress_s=1.0)
-    c.submit({"batch": BATCH, "max_gpus": 4})
-    c.pass_s()
+    c = cluster((4,), progress_s=1.0, jobs=[{"batch": BATCH, "max_gpus": 4}])
     stages = [0.0, 0.1, 0.4, 0.0]
     c.nodes[0].report(0, adaptive=said(), step_s=0.5, stage_s=stages, profile=Profile([0.0, 0.1, 0.1, 0.0], 0.2, 30))
     c.pass_s(2.2)
@@ -252,9 +237,7 @@ def test_explain_compares_no_larger_batch_with_an_iteration_alone(cluster: Make)
 
 
 def test_explain_says_what_other_sizes_would_bring(cluster: Make) -> None:
-    c = cluster((4, 4), progress_s=1.0)
-    c.submit({"batch": BATCH, "gpus": 2, "min_gpus": 1, "max_gpus": 8}, {})
-    c.pass_s()
+    c = cluster((4, 4), progress_s=1.0, jobs=[{"batch": BATCH, "gpus": 2, "min_gpus": 1, "max_gpus": 8}, {}])
     found = c.engine.explain(0, c.now)
     assert found.sizes == SizeOptions(0, 1, [])
     assert c.engine.explain(1, c.now).sizes is None
@@ -273,9 +256,7 @@ def test_explain_says_what_other_sizes_would_bring(cluster: Make) -> None:
 
 
 def test_a_profile_is_of_the_size_and_the_batch_asked_for(cluster: Make) -> None:
-    c = cluster((4,))
-    c.submit({"batch": BATCH, "model": "m"})
-    c.pass_s()
+    c = cluster((4,), jobs=[{"batch": BATCH, "model": "m"}])
     profile = Profile([0.0, 0.0, 0.5, 0.0], 0.5, 20)
     c.nodes[0].report(0, adaptive=said(), profile=profile)
     c.pass_s()
@@ -302,9 +283,7 @@ def test_other_bounds_of_the_script_than_those_of_its_plan_are_shown(cluster: Ma
 
 
 def test_a_script_that_does_not_adapt_is_told_of(cluster: Make) -> None:
-    c = cluster((4,))
-    c.submit({"batch": BATCH})
-    c.pass_s()
+    c = cluster((4,), jobs=[{"batch": BATCH}])
     c.nodes[0].report(0, steps=9.0)
     c.pass_s()
     assert c.engine.jobs([0], c.now)[0].adaptive.difference is None
@@ -342,9 +321,7 @@ def test_the_service_compiles_what_predicts_jobs_of_unknown_length(monkeypatch: 
     ],
 )  # fmt: skip
 def test_nonsense_of_a_job_reaches_nobody(cluster: Make, bad: Adaptive) -> None:
-    c = cluster((4,))
-    c.submit({"batch": BATCH})
-    c.pass_s()
+    c = cluster((4,), jobs=[{"batch": BATCH}])
     c.nodes[0].report(0, adaptive=bad, steps=3.0, step_s=0.1)
     c.pass_s(5.0)
     assert np.isnan(known(c, "goodput")).all()
@@ -358,9 +335,7 @@ def test_nonsense_of_a_job_reaches_nobody(cluster: Make, bad: Adaptive) -> None:
 def test_a_batch_or_a_step_that_cannot_be_stops_no_round(
     cluster: Make, policy: str, batch_size: float, step_s: float
 ) -> None:
-    c = cluster((4,), policy=policy, progress_s=1.0)
-    c.submit({"batch": BATCH}, {"gpus": 2})
-    c.pass_s()
+    c = cluster((4,), policy=policy, progress_s=1.0, jobs=[{"batch": BATCH}, {"gpus": 2}])
     row = [*THETA, 1.0, 1e30, 2.0, None]
     c.nodes[0].report(0, adaptive=Adaptive(1.0, 100.0, batch_size, row), steps=3.0, step_s=step_s)
     c.nodes[0].report(1, steps=7.0, step_s=1.0)
@@ -408,9 +383,7 @@ def test_the_share_done_is_known_while_a_job_starts_again(cluster: Make) -> None
     c.submit({"gpus": 2})
     stopped_and_begun(c, 2.0, 1.0)
     attempt = c.engine.state.jobs[0].live
-    assert attempt is not None
     assert attempt.epoch == 2
-    assert attempt.lead is not None
     assert attempt.lead.adaptive is None  # it has not said anything yet
     adaptive = c.engine.jobs([0], c.now)[0].adaptive
     assert (adaptive.progress, adaptive.total_progress) == (10.0, 100.0)
@@ -455,9 +428,7 @@ def test_restarts_are_measured_and_averaged(cluster: Make, snapshot_weight: floa
 
 
 def test_waiting_for_gpus_is_no_cost_of_a_restart_and_neither_is_a_failure(cluster: Make) -> None:
-    c = cluster((2,), policy="srtf")
-    c.submit({"gpus": 2, "iterations": 1000, "profile": {"gpu": 1.0}})
-    c.pass_s(2.0)
+    c = cluster((2,), policy="srtf", jobs=[{"gpus": 2, "iterations": 1000, "profile": {"gpu": 1.0}}], then_s=2.0)
     c.nodes[0].report(0, held_s=1.0, first_step_s=1.0)
     c.submit({"gpus": 2, "iterations": 10, "profile": {"gpu": 1.0}})
     c.pass_s(60.0)
@@ -485,7 +456,6 @@ def test_an_elastic_job_with_a_fixed_batch_is_measured_at_each_size_and_later_jo
     lines = "\n".join(explanation_lines(c.engine.explain(first, c.now)))
     assert "as models like the shipped ones, until it has been measured" in lines
     live = c.engine.state.jobs[first].live
-    assert live is not None
     held = len(live.gpus)
     assert held == 8  # the prior: two nodes are faster than one
     for steps in (1.0, 40.0):
@@ -502,9 +472,7 @@ def test_an_elastic_job_with_a_fixed_batch_is_measured_at_each_size_and_later_jo
     second, other, rigid = c.submit(request, {**request, "model": "bert"}, {"model": "vgg", "gpus": 4})
     c.pass_s()
     c.restart()
-    controller = c.engine.state.controller
-    assert controller is not None
-    goodput = controller.job_store.columns["goodput"]
+    goodput = c.controller.job_store.columns["goodput"]
     np.testing.assert_array_equal(goodput[second][:10], row[:10])
     assert np.isnan(goodput[[other, rigid]]).all()
 
@@ -518,8 +486,6 @@ def test_a_new_job_of_a_model_begins_with_what_others_have_fitted(cluster: Make)
     c.pass_s(2.0)
     (second,) = c.submit(request)
     c.pass_s()
-    controller = c.engine.state.controller
-    assert controller is not None
-    row = controller.job_store.columns["goodput"][second]
+    row = c.controller.job_store.columns["goodput"][second]
     np.testing.assert_array_equal(row[[*range(7), Estimate.PROFILED_GPUS]], [*THETA, 2.0])
     assert np.isnan(row[[Estimate.SQR, Estimate.VAR]]).all(), "its own gradients are not those of another job"

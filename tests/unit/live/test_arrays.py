@@ -142,9 +142,7 @@ def test_no_more_members_run_at_once_than_the_array_allows_also_after_a_restart(
 
 
 def test_a_held_member_leaves_its_turn_to_the_next_one(cluster: Make) -> None:
-    c = cluster((1,))
-    c.submit({}, {"array": "0-2%1"})
-    c.pass_s(2.2)
+    c = cluster((1,), jobs=[{}, {"array": "0-2%1"}], then_s=2.2)
     c.engine.update(1, {"hold": True}, c.now, by="ann")
     c.nodes[0].end(0)
     c.pass_s(2.2)
@@ -164,9 +162,7 @@ def test_a_held_member_leaves_its_turn_to_the_next_one(cluster: Make) -> None:
 def test_a_job_after_an_array_waits_for_all_members(
     cluster: Make, field: str, codes: tuple[int, int], state: str
 ) -> None:
-    c = cluster((2,))
-    c.submit({"array": "0-1", "retries": 0})
-    c.pass_s(1.1)
+    c = cluster((2,), jobs=[{"array": "0-1", "retries": 0}])
     c.nodes[0].end(0, codes[0])
     c.pass_s(2.2)
     (job,) = c.submit({field: ["a-0"]})  # of which a member has ended
@@ -282,8 +278,7 @@ def events(c: Cluster, kind: str) -> list[dict[str, Any]]:
 
 
 def column(c: Cluster, name: str, job: int) -> Any:
-    assert c.engine.state.controller is not None
-    return c.engine.state.controller.job_store.columns[name][job]
+    return c.controller.job_store.columns[name][job]
 
 
 def epoch(c: Cluster, job: int) -> int:
@@ -295,9 +290,7 @@ def said(c: Cluster, kind: str) -> list[str]:
 
 
 def test_a_requeued_job_saves_a_checkpoint_and_waits_again_without_a_failure(cluster: Make) -> None:
-    c = cluster((1,), "fifo")
-    c.submit({}, {})
-    c.pass_s(2.2)
+    c = cluster((1,), "fifo", jobs=[{}, {}], then_s=2.2)
     c.nodes[0].obeys = False
     c.engine.requeue(0, c.now, by="ann")
     run = next(one for one in c.nodes[0].sync().attempts if one.job == 0)
@@ -315,9 +308,7 @@ def test_a_requeued_job_saves_a_checkpoint_and_waits_again_without_a_failure(clu
 
 
 def test_a_requeue_lets_a_job_of_higher_priority_go_first(cluster: Make) -> None:
-    c = cluster((1,), "fifo")
-    c.submit({}, {"priority": 1.0})
-    c.pass_s(2.2)
+    c = cluster((1,), "fifo", jobs=[{}, {"priority": 1.0}], then_s=2.2)
     c.engine.update(0, {"priority": -1.0}, c.now, by="root")
     c.engine.requeue(0, c.now, by="ann")
     c.pass_s(2.2)
@@ -326,9 +317,7 @@ def test_a_requeue_lets_a_job_of_higher_priority_go_first(cluster: Make) -> None
 
 @pytest.mark.parametrize("weight", [1e9, 0.0], ids=["log", "snapshot"])
 def test_a_request_that_is_sent_again_does_nothing_also_after_a_restart(cluster: Make, weight: float) -> None:
-    c = cluster((1,), "fifo", snapshot_weight=weight)
-    c.submit({})
-    c.pass_s(2.2)
+    c = cluster((1,), "fifo", snapshot_weight=weight, jobs=[{}], then_s=2.2)
     c.engine.requeue(0, c.now, by="ann", key="a")
     c.engine.update(0, {"priority": 2.0}, c.now, by="ann", key="b")
     c.pass_s(3.3)
@@ -348,9 +337,7 @@ def test_a_request_that_is_sent_again_does_nothing_also_after_a_restart(cluster:
 
 
 def test_a_request_that_changed_nothing_still_does_nothing_when_it_is_sent_again(cluster: Make) -> None:
-    c = cluster((1,), "fifo")
-    c.submit({})
-    c.pass_s(2.2)
+    c = cluster((1,), "fifo", jobs=[{}], then_s=2.2)
     profiled = c.engine.state.jobs[0].profiled = True
     c.engine.update(0, {"priority": 0.0, "gpus": 1}, c.now, by="ann", key="a")  # what it asked for anyway
     assert c.engine.state.jobs[0].profiled is profiled
@@ -367,9 +354,7 @@ def test_a_request_that_changed_nothing_still_does_nothing_when_it_is_sent_again
 @pytest.mark.parametrize("weight", [1e9, 0.0], ids=["log", "snapshot"])
 @pytest.mark.parametrize("act", ["requeue", "grow", "priority"])
 def test_a_service_that_dies_right_after_a_request_goes_on_with_it(cluster: Make, act: str, weight: float) -> None:
-    c = cluster((2,), "fifo", snapshot_weight=weight)
-    c.submit({}, {"gpus": 2})
-    c.pass_s(2.2)
+    c = cluster((2,), "fifo", snapshot_weight=weight, jobs=[{}, {"gpus": 2}], then_s=2.2)
     if act == "requeue":
         c.engine.requeue(0, c.now, by="ann")
     else:
@@ -384,9 +369,7 @@ def test_a_service_that_dies_right_after_a_request_goes_on_with_it(cluster: Make
 
 
 def test_a_priority_counts_at_the_next_decision_and_touches_no_process(cluster: Make) -> None:
-    c = cluster((1,), "fifo")
-    c.submit({}, {}, {})
-    c.pass_s(2.2)
+    c = cluster((1,), "fifo", jobs=[{}, {}, {}], then_s=2.2)
     before = c.nodes[0].sync().version
     c.engine.update(2, {"priority": 5.0, "deadline_s": 3600.0}, c.now, by="root")
     assert c.nodes[0].sync().version == before
@@ -402,9 +385,7 @@ def test_a_priority_counts_at_the_next_decision_and_touches_no_process(cluster: 
 
 
 def test_a_waiting_job_gets_another_size_at_once_and_a_running_one_from_its_checkpoint(cluster: Make) -> None:
-    c = cluster((2,), "fifo")
-    c.submit({"gpus": 2}, {"gpus": 2})
-    c.pass_s(2.2)
+    c = cluster((2,), "fifo", jobs=[{"gpus": 2}, {"gpus": 2}], then_s=2.2)
     c.engine.update(1, {"gpus": 1}, c.now, by="ann")
     assert int(column(c, "gpus", 1)) == int(column(c, "max_gpus", 1)) == 1
     assert c.state(0) == "running"
@@ -418,9 +399,7 @@ def test_a_waiting_job_gets_another_size_at_once_and_a_running_one_from_its_chec
 
 
 def test_an_elastic_job_stays_where_it_is_while_its_new_bounds_allow_it(cluster: Make) -> None:
-    c = cluster((4,), "fifo")
-    c.submit({"gpus": 2, "min_gpus": 1, "max_gpus": 4})
-    c.pass_s(2.2)
+    c = cluster((4,), "fifo", jobs=[{"gpus": 2, "min_gpus": 1, "max_gpus": 4}], then_s=2.2)
     held = len(c.engine.state.jobs[0].attempt.gpus)  # type: ignore[union-attr]
     c.engine.update(0, {"max_gpus": max(held, 2)}, c.now, by="ann")
     c.pass_s(2.2)
@@ -432,15 +411,13 @@ def test_an_elastic_job_stays_where_it_is_while_its_new_bounds_allow_it(cluster:
 
 
 def test_the_speed_of_another_size_is_measured_again(cluster: Make) -> None:
-    c = cluster((2,), "fifo")
-    c.submit({"iterations": 100.0, "profile": {"gpu": 0.5}}, {"iterations": 100.0})
-    c.pass_s(2.2)
+    c = cluster((2,), "fifo", jobs=[{"iterations": 100.0, "profile": {"gpu": 0.5}}, {"iterations": 100.0}], then_s=2.2)
     assert column(c, "iteration_s", 0) == 0.5
     c.engine.update(0, {"priority": 1.0}, c.now, by="ann")
     assert column(c, "iteration_s", 0) == 0.5
     job = c.engine.state.jobs[1]
     job.profiled = True
-    c.engine.state.controller.job_store.columns["iteration_s"][1] = 0.25  # type: ignore[union-attr]
+    c.controller.job_store.columns["iteration_s"][1] = 0.25  # type: ignore[union-attr]
     c.engine.update(1, {"gpus": 2}, c.now, by="ann")
     assert (job.profiled, str(column(c, "iteration_s", 1))) == (False, "nan")
 
@@ -472,9 +449,7 @@ def test_what_cannot_be_is_refused_with_what_would_work(cluster: Make, fields: d
 
 
 def test_jobs_that_have_ended_or_never_were(cluster: Make) -> None:
-    c = cluster((1,))
-    c.submit({})
-    c.pass_s(2.2)
+    c = cluster((1,), jobs=[{}], then_s=2.2)
     c.engine.cancel(0, c.now, by="root")
     c.pass_s(2.2)
     with pytest.raises(Conflict, match="already ended; run it again as a new job: plait clone j-0"):
@@ -487,9 +462,7 @@ def test_jobs_that_have_ended_or_never_were(cluster: Make) -> None:
 
 
 def test_work_is_lost_only_if_that_is_meant(cluster: Make) -> None:
-    c = cluster((2,), "fifo")
-    c.submit({})
-    c.pass_s(0.6)
+    c = cluster((2,), "fifo", jobs=[{}], then_s=0.6)
     (key,) = c.nodes[0].seen
     c.nodes[0].seen[key] = Seen(*key, RUNNING, pid=7, saves="nothing")
     c.pass_s(2.2)
@@ -557,9 +530,7 @@ def test_what_a_stop_would_lose_has_one_answer_for_all_who_ask(
 
 
 def test_a_job_that_no_node_has_room_for_yet_can_be_changed_too(cluster: Make) -> None:
-    c = cluster((1,), settle_s=60.0)
-    c.submit({"gpus": 4})
-    c.pass_s(1.1)
+    c = cluster((1,), settle_s=60.0, jobs=[{"gpus": 4}])
     assert not c.engine.state.jobs[0].admitted
     c.engine.requeue(0, c.now, by="ann")
     c.engine.update(0, {"gpus": 1}, c.now, by="ann")
@@ -572,9 +543,7 @@ def test_a_job_that_became_guaranteed_gets_gpus_of_its_own_and_one_that_became_o
     cluster: Make,
 ) -> None:
     half = {"profile": {"gpu": 0.1, "cpu": 0.1}}
-    c = cluster((1,), "antman")
-    c.submit(half)
-    c.pass_s(2.2)
+    c = cluster((1,), "antman", jobs=[half], then_s=2.2)
     c.submit({**half, "class": "opportunistic"})
     c.pass_s(2.2)
     assert [c.engine.state.jobs[job].attempt.guest for job in (0, 1)] == [False, True]  # type: ignore[union-attr]
@@ -588,9 +557,7 @@ def test_a_job_that_became_guaranteed_gets_gpus_of_its_own_and_one_that_became_o
 
 
 def test_whoever_was_preempted_learns_for_whom_and_why(cluster: Make) -> None:
-    c = cluster((1,), policy="las:quantum_s=1")
-    c.submit({})
-    c.pass_s()
+    c = cluster((1,), policy="las:quantum_s=1", jobs=[{}])
     c.nodes[0].report(0, steps=10.0, held_s=1.0)
     c.submit({}, owner="bob")
     c.pass_s(9.2)

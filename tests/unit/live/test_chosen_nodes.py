@@ -100,9 +100,7 @@ def test_jobs_without_gpus_are_not_in_quotas_of_gpus(cluster: Make) -> None:
 
 
 def test_a_job_with_gpus_waits_for_them_where_there_are_cpu_slots_alone(cluster: Make) -> None:
-    c = cluster((2,), kinds=("cpu",), settle_s=0.0, most_gpus=8)
-    c.submit({"gpus": 2}, {"gpus": 0})
-    c.pass_s(2.2)
+    c = cluster((2,), kinds=("cpu",), settle_s=0.0, most_gpus=8, jobs=[{"gpus": 2}, {"gpus": 0}], then_s=2.2)
     assert c.nodes[0].jobs() == {1}
     with pytest.raises(InputError, match="needs 9 GPUs; this cluster has CPU slots alone, for jobs with -g 0"):
         c.submit({"gpus": 9})
@@ -210,7 +208,6 @@ def test_jobs_that_save_leave_at_the_start_also_after_a_restart(c: Cluster) -> N
     assert states(c) == ["waiting", "running", "running"]
     why = c.engine.explain(0, c.now)
     assert "n0 and n1 are reserved for project vision, r-1" in (why.summary or "")
-    assert why.last_stop is not None
     assert "reserved for project vision" in why.last_stop.why
     assert [one.stay for one in why.reservations or ()] == [["j-1"]]
     c.nodes[0].end(2)

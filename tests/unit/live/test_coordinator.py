@@ -144,7 +144,6 @@ def test_a_guest_waits_until_its_host_is_measured_and_then_gets_more_and_more(be
     assert b.most(60, guest)[1] < 0.5
     assert (host.told.share, host.told.memory_limit_bytes) == (1.0, None)
     said = b.coordinator.of((1, 1, 0))
-    assert said is not None
     assert (said.guest, said.share, said.beside, said.action) == (True, guest.told.share, [0], "run")
     assert b.coordinator.of((0, 1, 0)).beside == [1]
     assert "; alarm " in said.law
@@ -739,7 +738,6 @@ def test_the_pace_of_a_guest_counts_the_time_in_which_it_waits(bench: Callable[.
 
 def why_it_leaves(b: Bench, job: int) -> str:
     said = b.coordinator.of((job, 1, 0))
-    assert said is not None
     return said.leaves
 
 

@@ -16,7 +16,6 @@ def test_they_are_not_as_nice_as_rays_workers_where_that_is_allowed() -> None:
     from plait.live.backends.host import _DETACH
 
     capable = re.search(r"CapEff:\s*([0-9a-f]+)", Path("/proc/self/status").read_text())
-    assert capable is not None
     allowed = int(capable[1], 16) >> 23 & 1  # CAP_SYS_NICE
     command = ["nice", "-n", "15", sys.executable, "-S", "-E", "-c", _DETACH, "/usr/bin/nice"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

@@ -64,18 +64,14 @@ def test_several_processes_on_one_gpu(cluster: Make) -> None:
 
 
 def test_one_gpu_may_have_several_processes(cluster: Make) -> None:
-    c = cluster((1,))
-    c.submit({"processes_per_gpu": 2})
-    c.pass_s()
+    c = cluster((1,), jobs=[{"processes_per_gpu": 2}])
     runs = c.nodes[0].sync().attempts
     assert [(r.rank, r.world, r.gpus) for r in runs] == [(0, 2, [0]), (1, 2, [0])]
     assert runs[0].master_port == runs[1].master_port > 0
 
 
 def test_epoch_is_on_disk_before_the_attempt_is_assigned(cluster: Make) -> None:
-    c = cluster()
-    c.submit({})
-    c.pass_s()
+    c = cluster(jobs=[{}])
     assert c.engine.layout.epoch_file(0).read_text() == "1\n"
     c.nodes[0].end(0, 1)
     c.pass_s(2.2)
@@ -120,9 +116,7 @@ def test_a_disk_that_is_full_before_an_epoch_is_chosen_is_tried_again_soon(
 
 
 def test_ports_are_given_once_and_freed(cluster: Make) -> None:
-    c = cluster((4,), ports=2)
-    c.submit({"gpus": 2}, {"gpus": 2})
-    c.pass_s()
+    c = cluster((4,), ports=2, jobs=[{"gpus": 2}, {"gpus": 2}])
     ports = {run.job: run.master_port for run in c.nodes[0].sync().attempts}
     assert len(set(ports.values())) == 2
     c.nodes[0].end(0)
@@ -133,17 +127,13 @@ def test_ports_are_given_once_and_freed(cluster: Make) -> None:
 
 
 def test_gpus_of_the_cluster_become_gpus_of_nodes(cluster: Make) -> None:
-    c = cluster((1, 2, 1), policy="fifo-backfill:placement=counting")
-    c.submit({"gpus": 4})
-    c.pass_s()
+    c = cluster((1, 2, 1), policy="fifo-backfill:placement=counting", jobs=[{"gpus": 4}])
     found = [(n.info.id, run.rank, run.gpus, run.local_rank) for n in c.nodes for run in n.sync().attempts]
     assert found == [("n0", 0, [0], 0), ("n1", 1, [0], 0), ("n1", 2, [1], 1), ("n2", 3, [0], 0)]
 
 
 def test_failure_of_one_process_stops_the_gang_and_is_retried(cluster: Make) -> None:
-    c = cluster()
-    c.submit({"gpus": 2, "retries": 1})
-    c.pass_s()
+    c = cluster(jobs=[{"gpus": 2, "retries": 1}])
     c.nodes[0].obeys = False
     c.nodes[0].end(0, 1, rank=1, reason="CUDA error")
     c.pass_s()
@@ -161,9 +151,7 @@ def test_failure_of_one_process_stops_the_gang_and_is_retried(cluster: Make) -> 
 
 
 def test_preempted_jobs_go_on_later_without_using_a_retry(cluster: Make) -> None:
-    c = cluster((1,), policy="smallest-first:quantum_s=1")
-    c.submit({})
-    c.pass_s()
+    c = cluster((1,), policy="smallest-first:quantum_s=1", jobs=[{}])
     c.nodes[0].report(0, steps=10.0, held_s=1.0)
     c.engine.set_policy("las:quantum_s=1", c.now)  # least attained service: the newcomer goes first
     c.submit({})
@@ -181,9 +169,7 @@ def test_preempted_jobs_go_on_later_without_using_a_retry(cluster: Make) -> None
 
 @pytest.mark.parametrize("code", [75, -15, -9, 143, None])
 def test_ends_after_a_requested_stop_are_no_failures(cluster: Make, code: int | None) -> None:
-    c = cluster()
-    c.submit({})
-    c.pass_s()
+    c = cluster(jobs=[{}])
     c.nodes[0].obeys = False
     c.engine.drain("n0", c.now)
     c.pass_s(0.6)
@@ -195,9 +181,7 @@ def test_ends_after_a_requested_stop_are_no_failures(cluster: Make, code: int | 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["the killed one is heard first", "its peer is heard first"])
 def test_a_gang_stopped_while_it_starts_uses_no_retry(cluster: Make, first: int) -> None:
-    c = cluster()
-    c.submit({"gpus": 2, "retries": 0})
-    c.pass_s()
+    c = cluster(jobs=[{"gpus": 2, "retries": 0}])
     c.nodes[0].obeys = False
     c.engine.drain("n0", c.now)
     c.pass_s(0.6)
@@ -209,9 +193,7 @@ def test_a_gang_stopped_while_it_starts_uses_no_retry(cluster: Make, first: int)
 
 
 def test_a_gang_that_fails_by_itself_when_it_is_stopped_has_failed(cluster: Make) -> None:
-    c = cluster()
-    c.submit({"gpus": 2, "retries": 0})
-    c.pass_s()
+    c = cluster(jobs=[{"gpus": 2, "retries": 0}])
     c.nodes[0].obeys = False
     c.engine.drain("n0", c.now)
     c.pass_s(0.6)
@@ -228,9 +210,7 @@ CLOSED = "RuntimeError: Connection closed by peer [::1]:2950 (rank {}, exit code
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["the failure is heard first", "the end is heard first"])
 def test_a_rank_that_left_with_0_before_its_peers_fail_is_named(cluster: Make, order: tuple[int, int]) -> None:
-    c = cluster()
-    c.submit({"gpus": 2, "retries": 0})
-    c.pass_s()
+    c = cluster(jobs=[{"gpus": 2, "retries": 0}])
     c.nodes[0].obeys = False
     for rank in order:
         values = (1, LOST_PEER, 0.2) if rank == 0 else (0, None, 0.9)
@@ -249,9 +229,7 @@ def test_a_rank_that_left_with_0_before_its_peers_fail_is_named(cluster: Make, o
 
 
 def test_a_rank_that_ends_with_0_after_the_failure_of_a_peer_is_not_named(cluster: Make) -> None:
-    c = cluster()
-    c.submit({"gpus": 2, "retries": 0})
-    c.pass_s()
+    c = cluster(jobs=[{"gpus": 2, "retries": 0}])
     c.nodes[0].obeys = False
     c.nodes[0].end(0, 1, rank=0, reason="exit code 1; last lines of the log: ValueError: bad", ended_s_ago=5.0)
     c.nodes[0].end(0, 0, rank=1, ended_s_ago=1.0)
@@ -261,9 +239,7 @@ def test_a_rank_that_ends_with_0_after_the_failure_of_a_peer_is_not_named(cluste
 
 
 def test_the_process_of_a_gang_that_failed_first_is_the_cause(cluster: Make) -> None:
-    c = cluster()
-    c.submit({"gpus": 2, "retries": 0})
-    c.pass_s()
+    c = cluster(jobs=[{"gpus": 2, "retries": 0}])
     c.nodes[0].obeys = False
     c.nodes[0].end(0, 1, rank=0, reason=LOST_PEER, ended_s_ago=0.1)
     c.nodes[0].end(
@@ -277,9 +253,7 @@ def test_the_process_of_a_gang_that_failed_first_is_the_cause(cluster: Make) -> 
 
 
 def test_a_gang_whose_peer_was_lost_with_its_node_uses_no_retry(cluster: Make) -> None:
-    c = cluster((1, 1), policy="fifo-backfill:placement=counting")
-    c.submit({"gpus": 2, "retries": 0})
-    c.pass_s()
+    c = cluster((1, 1), policy="fifo-backfill:placement=counting", jobs=[{"gpus": 2, "retries": 0}])
     c.nodes[1].end(0, 1, reason="connection reset by peer")
     c.pass_s(17, silent=["n0"])
     stored = c.stored(0)
@@ -287,9 +261,7 @@ def test_a_gang_whose_peer_was_lost_with_its_node_uses_no_retry(cluster: Make) -
 
 
 def test_a_job_that_finishes_while_it_is_stopped_has_finished(cluster: Make) -> None:
-    c = cluster()
-    c.submit({})
-    c.pass_s()
+    c = cluster(jobs=[{}])
     c.nodes[0].obeys = False
     c.engine.drain("n0", c.now)
     c.pass_s(0.6)
@@ -336,9 +308,7 @@ def test_starts_that_fail_are_tried_again_then_count(cluster: Make) -> None:
 
 
 def test_cancelled_jobs_are_stopped_and_stay_cancelled(cluster: Make) -> None:
-    c = cluster()
-    c.submit({}, {"gpus": 2})
-    c.pass_s()
+    c = cluster(jobs=[{}, {"gpus": 2}])
     c.nodes[0].obeys = False
     c.engine.cancel(0, c.now)
     c.engine.cancel(1, c.now)
@@ -353,9 +323,7 @@ def test_cancelled_jobs_are_stopped_and_stay_cancelled(cluster: Make) -> None:
 
 
 def test_a_silent_node_is_suspect_then_lost_and_its_job_goes_elsewhere(cluster: Make) -> None:
-    c = cluster((1, 1))
-    c.submit({})
-    c.pass_s()
+    c = cluster((1, 1), jobs=[{}])
     home = "n0" if c.nodes[0].jobs() else "n1"
     other = c.nodes[1] if home == "n0" else c.nodes[0]
     c.pass_s(4, silent=[home])
@@ -378,9 +346,7 @@ def test_a_silent_node_is_suspect_then_lost_and_its_job_goes_elsewhere(cluster: 
 
 
 def test_a_node_that_comes_back_before_its_job_was_replaced_hands_it_over(cluster: Make) -> None:
-    c = cluster((1,))
-    c.submit({})
-    c.pass_s()
+    c = cluster((1,), jobs=[{}])
     c.pass_s(17, silent=["n0"])
     assert c.state(0) == "unreachable"
     c.nodes[0].end(0, 0)  # it finished while nobody listened
@@ -390,9 +356,7 @@ def test_a_node_that_comes_back_before_its_job_was_replaced_hands_it_over(cluste
 
 
 def test_an_attempt_gets_time_for_its_first_step_before_it_makes_room(cluster: Make) -> None:
-    c = cluster(nodes=(1,), policy="las:quantum_s=1", first_step_s=20.0)
-    c.submit({})
-    c.pass_s()
+    c = cluster(nodes=(1,), policy="las:quantum_s=1", first_step_s=20.0, jobs=[{}])
     c.nodes[0].report(0, held_s=1.0)
     c.submit({})
     c.pass_s(10)  # the new job has had less, but the old one has not got anything out of its start yet
@@ -426,9 +390,7 @@ def test_an_attempt_that_waits_for_its_gpus_survives_its_agent(cluster: Make) ->
 
 
 def test_nobody_is_lost_because_the_service_itself_stood_still(cluster: Make) -> None:
-    c = cluster(nodes=(1, 1))
-    c.submit({})
-    c.pass_s()
+    c = cluster(nodes=(1, 1), jobs=[{}])
     c.now += 60.0  # stopped, or the lid was closed: whatever agents said meanwhile is still to be read
     c.engine.tick(c.now)
     assert {node.state for node in c.engine.state.nodes.values()} <= {"ready", "suspect"}
@@ -440,9 +402,7 @@ def test_nobody_is_lost_because_the_service_itself_stood_still(cluster: Make) ->
 
 
 def test_a_gang_that_lost_one_node_is_stopped_on_the_other_before_it_starts_again(cluster: Make) -> None:
-    c = cluster((1, 1, 1), policy="fifo-backfill:placement=counting")
-    c.submit({"gpus": 2})
-    c.pass_s()
+    c = cluster((1, 1, 1), policy="fifo-backfill:placement=counting", jobs=[{"gpus": 2}])
     c.nodes[1].obeys = False
     c.pass_s(17, silent=["n0"])
     assert c.types().count("AttemptBegan") == 1  # rank 1 still runs
@@ -454,9 +414,7 @@ def test_a_gang_that_lost_one_node_is_stopped_on_the_other_before_it_starts_agai
 
 
 def test_a_new_agent_without_a_journal_has_lost_what_it_does_not_list(cluster: Make) -> None:
-    c = cluster()
-    c.submit({})
-    c.pass_s()
+    c = cluster(jobs=[{}])
     c.nodes[0].agent, c.nodes[0].seen = "another", {}
     c.pass_s(2.2)
     stored = c.stored(0)
@@ -464,9 +422,7 @@ def test_a_new_agent_without_a_journal_has_lost_what_it_does_not_list(cluster: M
 
 
 def test_drain_and_resume(cluster: Make) -> None:
-    c = cluster((1, 1))
-    c.submit({})
-    c.pass_s()
+    c = cluster((1, 1), jobs=[{}])
     home = next(n for n in c.nodes if n.jobs())
     c.engine.drain(home.info.id, c.now)
     c.pass_s(2.2)
@@ -518,9 +474,7 @@ def test_a_job_cancelled_before_it_was_admitted(cluster: Make) -> None:
 
 
 def test_a_node_may_not_change_its_size_nor_have_a_name_that_is_a_path(cluster: Make) -> None:
-    c = cluster((2,))
-    c.submit({})
-    c.pass_s()
+    c = cluster((2,), jobs=[{}])
     running = [Seen(0, 1, 0, RUNNING, pid=100)]
     with pytest.raises(Conflict, match="came back with 3 GPUs, had 2, and still runs j-0"):
         c.engine.observe(Observed(NodeInfo("n0", 3), "z", attempts=running), c.now)
@@ -531,9 +485,7 @@ def test_a_node_may_not_change_its_size_nor_have_a_name_that_is_a_path(cluster: 
 
 
 def test_service_counts_over_all_attempts(cluster: Make) -> None:
-    c = cluster((2,))
-    c.submit({"gpus": 2, "retries": 3})
-    c.pass_s()
+    c = cluster((2,), jobs=[{"gpus": 2, "retries": 3}])
     c.nodes[0].report(0, steps=5.0, held_s=10.0, step_s=2.0)
     c.pass_s(0.6)
     c.nodes[0].end(0, 1, rank=0)
@@ -547,9 +499,7 @@ def test_service_counts_over_all_attempts(cluster: Make) -> None:
 
 
 def test_profiles_are_learnt_and_given_to_later_jobs_of_the_kind(cluster: Make) -> None:
-    c = cluster()
-    c.submit({"model": "vgg"})
-    c.pass_s()
+    c = cluster(jobs=[{"model": "vgg"}])
     c.nodes[0].report(0, profile=Profile([0.1, 0.2, 0.3, 0.0], 0.5, 20), skew=0.8)
     c.pass_s(0.6)
     assert c.types().count("JobProfiled") == 1
@@ -560,9 +510,7 @@ def test_profiles_are_learnt_and_given_to_later_jobs_of_the_kind(cluster: Make) 
     c.pass_s(0.6)
     assert c.types().count("JobProfiled") == 1
     c.submit({"model": "vgg"}, {"model": "gpt"}, {"model": "vgg", "gpus": 2}, {"model": "vgg", "skew": 0.1})
-    controller = c.engine.state.controller
-    assert controller is not None
-    columns = controller.job_store.columns
+    columns = c.controller.job_store.columns
     assert columns["stage_s"][1].tolist() == [0.1, 0.2, 0.3, 0.0]
     assert columns["skew"][1] == 0.8
     assert columns["skew"][4] == 0.1
@@ -577,9 +525,7 @@ def test_jobs_like_one_that_was_measured_get_a_provisional_profile(cluster: Make
     c.nodes[0].report(0, profile=Profile([0.1, 0.2, 0.3, 0.0], 0.5, 20))
     c.pass_s(0.6)
     c.submit({"command": sweep[2], "workdir": "/a"}, {"command": sweep[2], "workdir": "/b"})
-    controller = c.engine.state.controller
-    assert controller is not None
-    known = [not math.isnan(t) for t in controller.job_store.columns["iteration_s"][:5].tolist()]
+    known = [not math.isnan(t) for t in c.controller.job_store.columns["iteration_s"][:5].tolist()]
     assert known == [True, True, False, True, False], "also the one that waited when it was measured"
     sources = {n: c.engine.jobs([n], c.now)[n].profile_source for n in range(5)}
     assert sources == {0: "measured", 1: (like := "provisional, from jobs like it"), 2: None, 3: like, 4: None}
@@ -615,9 +561,7 @@ def test_progress_without_a_checkpoint_is_not_shown_as_kept(cluster: Make, saves
 
 def grouped(cluster: Make, gate: str, **seen: Any) -> Cluster:
     """Job 0 measured alone; job 1 of its model joins it with its profile, and makes 70 iterations behind a gate."""
-    c = cluster((1,), policy="muri-l")
-    c.submit({"model": "vgg"})
-    c.pass_s()
+    c = cluster((1,), policy="muri-l", jobs=[{"model": "vgg"}])
     c.nodes[0].report(0, profile=Profile([0.0, 0.3, 0.3, 0.1], 0.7, 20))
     c.pass_s(0.6)
     c.submit({"model": "vgg"})
@@ -632,9 +576,7 @@ def grouped(cluster: Make, gate: str, **seen: Any) -> Cluster:
 
 def test_a_job_that_is_never_alone_measures_its_stages_behind_the_gate(cluster: Make) -> None:
     c = grouped(cluster, "tokens", stage_s=[0.05, 0.1, 0.15, 0.0])
-    controller = c.engine.state.controller
-    assert controller is not None
-    columns = controller.job_store.columns
+    columns = c.controller.job_store.columns
     assert columns["stage_s"][1].tolist() == [0.05, 0.1, 0.15, 0.1], "transfers are not seen in company"
     assert columns["iteration_s"][1] == pytest.approx(0.7 * 0.4 / 0.7)
     assert columns["stage_s"][0].tolist() == [0.0, 0.3, 0.3, 0.1]
@@ -656,17 +598,13 @@ def test_without_a_gate_or_marks_a_provisional_profile_stays(
     cluster: Make, gate: str, stage_s: list[float] | None
 ) -> None:
     c = grouped(cluster, gate, stage_s=stage_s)
-    controller = c.engine.state.controller
-    assert controller is not None
-    assert controller.job_store.columns["stage_s"][1].tolist() == [0.0, 0.3, 0.3, 0.1]
+    assert c.controller.job_store.columns["stage_s"][1].tolist() == [0.0, 0.3, 0.3, 0.1]
     assert c.engine.jobs([1], c.now)[1].profile_source == "provisional, from jobs like it"
 
 
 @pytest.mark.parametrize("step_s", [0.5, 30.0])
 def test_a_profile_in_the_making_is_finished_first_unless_that_takes_too_long(cluster: Make, step_s: float) -> None:
-    c = cluster((1,), policy="2d-las:quantum_s=1")
-    c.submit({"command": ["a"]})
-    c.pass_s(1.1)
+    c = cluster((1,), policy="2d-las:quantum_s=1", jobs=[{"command": ["a"]}])
     seen = {"saves": "yes", "step_s": step_s, "held_s": 10.0}
     c.nodes[0].report(0, steps=3.0, **seen)
     c.pass_s(1.1)
@@ -687,9 +625,7 @@ def test_a_profile_in_the_making_is_finished_first_unless_that_takes_too_long(cl
 
 @pytest.mark.parametrize(("step_s", "waited_s"), [(0.5, 30.0), (4.0, 120.0)], ids=["60 iterations", "two minutes"])
 def test_a_profile_that_never_comes_is_not_waited_for_long(cluster: Make, step_s: float, waited_s: float) -> None:
-    c = cluster((1,), policy="2d-las:quantum_s=1")
-    c.submit({"command": ["a"]}, {"command": ["b"]})
-    c.pass_s(1.1)
+    c = cluster((1,), policy="2d-las:quantum_s=1", jobs=[{"command": ["a"]}, {"command": ["b"]}])
     begin = c.now
     while c.now < begin + 200:
         c.nodes[0].report(0, steps=3.0, saves="yes", step_s=step_s, held_s=10.0)
@@ -700,9 +636,7 @@ def test_a_profile_that_never_comes_is_not_waited_for_long(cluster: Make, step_s
 
 
 def test_a_process_that_keeps_changing_its_profile_is_not_believed_each_time(cluster: Make) -> None:
-    c = cluster()
-    c.submit({"model": "vgg"})
-    c.pass_s()
+    c = cluster(jobs=[{"model": "vgg"}])
     for i in range(20):
         c.nodes[0].report(0, profile=Profile([0.1, 0.2, 0.3 + i % 2, 0.0], 1.0 + i % 2, 20), skew=0.5 + i % 2 / 4)
         c.pass_s(0.6)
@@ -711,9 +645,7 @@ def test_a_process_that_keeps_changing_its_profile_is_not_believed_each_time(clu
 
 
 def test_an_early_decision_is_not_for_long_rounds(cluster: Make) -> None:
-    c = cluster((1, 1), round_s=60.0)
-    c.submit({})
-    c.pass_s(1.1)
+    c = cluster((1, 1), round_s=60.0, jobs=[{}])
     before = c.types().count("ReplanDue")
     c.submit({})
     c.pass_s(5.0)
@@ -771,9 +703,7 @@ def test_reservations_are_explained(cluster: Make) -> None:
 
 
 def test_a_policy_that_fails_stops_nothing(cluster: Make) -> None:
-    c = cluster(policy="fifo")
-    c.submit({})
-    c.pass_s()
+    c = cluster(policy="fifo", jobs=[{}])
     c.engine.set_policy("live_cases_policies:Broken", c.now)
     c.submit({})
     c.pass_s(2.2)
@@ -801,44 +731,32 @@ def test_a_live_cluster_grants_no_memory_of_switches_and_says_who_asked_for_it(c
 
 
 def test_explain_speaks_of_aggregation_only_where_switches_could_do_it(cluster: Make) -> None:
-    c = cluster(policy="fifo")
-    c.submit({})
-    c.pass_s()
+    c = cluster(policy="fifo", jobs=[{}])
     assert c.engine.explain(0, c.now).network is None
-    controller = c.engine.state.controller
-    assert controller is not None
-    node = controller.cluster.nodes[0].id
+    node = c.controller.cluster.nodes[0].id
     net = Network((Switch("s", aggregators=8),), (Link(node, "s", 1e11),))
-    controller.cluster = controller.cluster.with_network(net)
+    c.controller.cluster = c.controller.cluster.with_network(net)
     assert c.engine.explain(0, c.now).network == "not aggregated: policy fifo grants it no memory of switches"
 
 
 def test_a_policy_that_fails_is_no_answer_and_no_error_to_whoever_asks(cluster: Make) -> None:
-    c = cluster((1,), policy="fifo")
-    c.submit({}, {})
-    c.pass_s(1.2)
+    c = cluster((1,), policy="fifo", jobs=[{}, {}], then_s=1.2)
     what_if = WhatIfService(c.store)
     _, question = what_if.explain(c.engine, 1, c.now)
-    assert question is not None
     question.copy.controller.policy = cast("Any", None)  # a TypeError or AttributeError of its own
     answer = what_if.ask(question)
-    assert answer is not None
     assert answer.result() == []
     what_if.close()
 
 
 def test_forecasts_follow_jobs_that_run_for_hours_without_a_decision(cluster: Make) -> None:
-    c = cluster((1,), policy="fifo")
-    c.submit({"iterations": 10_000}, {})
-    c.pass_s(2.2)
+    c = cluster((1,), policy="fifo", jobs=[{"iterations": 10_000}, {}], then_s=2.2)
     what_if, ends_s = WhatIfService(c.store), []
     for steps in (100.0, 5000.0):
         c.nodes[0].report(0, steps=steps, step_s=1.0)
         c.pass_s(12.1)
         copy = what_if.queue(c.engine, c.now)
         found = None if copy is None else what_if.forecast(copy, 0)
-        assert copy is not None
-        assert found is not None
         ends_s.append((copy.decision, found.end.middle_s))
     what_if.close()
     (first, early_s), (second, late_s) = ends_s
@@ -861,7 +779,7 @@ def test_a_live_group_that_breaks_its_promise_is_split_and_explain_names_the_rep
     for number in (0, 1):
         c.nodes[0].report(number, step_s=3.0, steps=40.0, gate="barrier")
     c.pass_s(10.0)
-    assert len(c.engine.state.controller.job_store.pair_reports.pairs) == 1
+    assert len(c.controller.job_store.pair_reports.pairs) == 1
     assert not c.engine.explain(0, c.now).shares_with, "split within three rounds"
 
 
@@ -906,8 +824,7 @@ def test_policies_know_the_total_that_a_script_reports(cluster: Make) -> None:
     c = cluster((2,), policy="plait")
     c.submit({"command": ["python", "train.py"]}, {"command": ["python", "train.py"], "iterations": 7})
     c.pass_s(2.2)
-    assert c.engine.state.controller is not None
-    store = c.engine.state.controller.job_store
+    store = c.controller.job_store
     pace: dict[str, Any] = {"step_s": 0.5, "held_s": c.now, "stage_s": [0.1, 0.1, 0.2, 0.1]}
     for steps, total, known, wait_s in (
         (10.0, 100.0, 100.0, 2.0),  # at once
@@ -922,9 +839,7 @@ def test_policies_know_the_total_that_a_script_reports(cluster: Make) -> None:
 
 
 def test_explain_names_blockers_and_what_would_start_it(cluster: Make) -> None:
-    c = cluster((2,), policy="fifo-backfill")
-    c.submit({"iterations": 100})
-    c.pass_s()
+    c = cluster((2,), policy="fifo-backfill", jobs=[{"iterations": 100}])
     c.nodes[0].report(0, steps=50.0, step_s=0.5)
     c.submit({"gpus": 2})
     c.pass_s(2.2)
@@ -937,7 +852,6 @@ def test_explain_names_blockers_and_what_would_start_it(cluster: Make) -> None:
     assert why.blockers[0].left_s == 25.0
     before = len(c.types())
     answer = what_if.ask(question)
-    assert answer is not None
     assert [w.text for w in answer.result()] == [
         "with 1 GPU it would start now",
         "if j-0 ended, it would start now",
@@ -945,7 +859,6 @@ def test_explain_names_blockers_and_what_would_start_it(cluster: Make) -> None:
     assert len(c.types()) == before  # asking changes nothing
     assert what_if.ask(question) is answer  # and is done once a decision
     again = what_if.explain(c.engine, 1, c.now)[1]
-    assert again is not None
     assert again.copy is question.copy
     what_if.close()
     c.nodes[0].report(0, stage_s=[0.0, 0.1, 0.4, 0.0], profile=Profile([0.0, 0.1, 0.2, 0.0], 0.25, 30))
@@ -969,16 +882,13 @@ def test_messages_of_an_agent_that_was_replaced_do_not_count_as_life(cluster: Ma
 
 
 def test_words_that_came_late_change_nothing(cluster: Make) -> None:
-    c = cluster((1,))
-    c.submit({})
-    c.pass_s()
+    c = cluster((1,), jobs=[{}])
     c.nodes[0].report(0, steps=9.0, held_s=3.0)
     c.pass_s(0.6)
     k = (0, 1, 0)
     late = replace(c.nodes[0].seen[k], state=STARTING, steps=1.0, held_s=0.5)
     c.engine.observe(replace(c.nodes[0].observed(), attempts=[late]), c.now)
     attempt = c.engine.state.jobs[0].attempt
-    assert attempt is not None
     assert (attempt.steps, attempt.held_s, c.state(0)) == (9.0, 3.0, "running")
     c.nodes[0].end(0)
     c.pass_s(0.6)
@@ -987,9 +897,7 @@ def test_words_that_came_late_change_nothing(cluster: Make) -> None:
 
 
 def test_time_does_not_go_back(cluster: Make) -> None:
-    c = cluster()
-    c.submit({})
-    c.pass_s(5)
+    c = cluster(jobs=[{}], then_s=5)
     c.now -= 4
     c.pass_s(1)
     assert c.engine.clock(c.now) >= 5
@@ -1008,8 +916,7 @@ def test_submissions_are_all_or_none(cluster: Make) -> None:
 def test_a_live_job_may_prefer_aggregation_in_the_network_but_not_require_it(cluster: Make) -> None:
     c = cluster((4,))
     (number,) = c.submit({"ina": {"mode": "auto", "memory": 64}})
-    assert c.engine.state.controller is not None
-    assert c.engine.state.controller.job_store.spec(number).ina == InaRequest("auto", memory=64)
+    assert c.controller.job_store.spec(number).ina == InaRequest("auto", memory=64)
     with pytest.raises(InputError, match=r"ina is require, and this cluster has no network \(plait up --network\)"):
         c.submit({"ina": {"mode": "require"}})
     with pytest.raises(InputError, match=r"ina\.memory is -1"):
@@ -1019,9 +926,7 @@ def test_a_live_job_may_prefer_aggregation_in_the_network_but_not_require_it(clu
 def test_an_elastic_job_has_two_bounds_and_they_are_checked(cluster: Make) -> None:
     c = cluster((4,))
     (number,) = c.submit({"gpus": 2, "min_gpus": 1, "max_gpus": 4})
-    controller = c.engine.state.controller
-    assert controller is not None
-    spec = controller.job_store.spec(number)
+    spec = c.controller.job_store.spec(number)
     assert (spec.min_gpus, spec.gpus, spec.max_gpus) == (1, 2, 4)
     with pytest.raises(InputError, match=r"min_gpus, max_gpus is \(3, 2\), needs min <= gpus <= max"):
         c.submit({"gpus": 2, "min_gpus": 3})
@@ -1076,17 +981,13 @@ def test_a_job_is_not_kept_waiting_for_a_silent_node_on_which_nothing_runs(clust
 
 
 def test_a_silent_node_is_waited_for_where_something_may_still_run(cluster: Make) -> None:
-    c = cluster((1, 1), lost_s=300.0, lease_s=240.0)
-    c.submit({}, {})
-    c.pass_s(2.0)
+    c = cluster((1, 1), lost_s=300.0, lease_s=240.0, jobs=[{}, {}], then_s=2.0)
     c.pass_s(290.0, silent=["n0"])
     assert c.engine.state.nodes["n0"].state == "suspect"
 
 
 def test_a_job_whose_checkpoints_fail_is_not_stopped_until_one_is_written(cluster: Make) -> None:
-    c = cluster((1,), policy="2d-las:quantum_s=1")
-    c.submit({"command": ["a"]}, {"command": ["b"]})
-    c.pass_s(1.1)
+    c = cluster((1,), policy="2d-las:quantum_s=1", jobs=[{"command": ["a"]}, {"command": ["b"]}])
     (first,) = c.nodes[0].jobs()
     for said, goes_on in (("failed", True), ("yes", False)):
         for i in range(10):
@@ -1140,11 +1041,9 @@ def test_past_use_orders_jobs_and_is_shown(cluster: Make, monkeypatch: pytest.Mo
     assert (c.engine.past_use(), c.engine.explain(1, c.now).fair) == shown
     c.pass_s(2.2)
     fair = c.engine.explain(1, c.now).fair
-    assert fair is not None
     assert (fair.project, fair.half_life_s, fair.user_times) == ("default", 604_800.0, 2.0)
     assert fair.project_times > 1.9
     use = c.engine.past_use()
-    assert use is not None
     assert use["default"] == pytest.approx(600.0, rel=0.02)
     c.nodes[0].end(3)
     c.pass_s(2.2)

@@ -116,7 +116,6 @@ def test_parts_add_up_to_gpus_times_hours_times_price(seed: int) -> None:
 
 def test_prices_of_a_service_are_those_of_a_simulation() -> None:
     prices = ServiceOptions(price=("a100=2.5,0.8",), currency="EUR").prices
-    assert prices is not None
     assert (prices.of("a100"), prices.of("h100"), str(prices)) == (2.5, 0.8, "a100=2.5, *=0.8 EUR")
     assert ServiceOptions().prices is None
     with pytest.raises(InputError, match=r"price 'cheap': write money per GPU-hour"):
@@ -159,7 +158,6 @@ def tree():
     with subprocess.Popen(
         [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
-        assert parent.stdout is not None
         assert parent.stdout.readline() == "ready\n"
         yield parent
         parent.kill()
@@ -262,7 +260,6 @@ def test_held_and_idle_gpus_add_up_and_outlive_the_service(tmp_path: Path) -> No
     assert usages.idle_now() == 1.0
     usages.take(1e5, [usage(3)])  # a gap, of which nobody knows anything: three samples at most
     found = usages.recorded(3)
-    assert found is not None
     assert (found.held_gpu_s, found.idle_gpu_s) == (2 * 30.0, 30.0)
     assert usages.measured(0.0) == {3: (30.0, 60.0), 4: (0.0, 30.0)}
     assert usages.measured(HOUR_S) == {3: (15.0, 30.0)}
@@ -270,12 +267,10 @@ def test_held_and_idle_gpus_add_up_and_outlive_the_service(tmp_path: Path) -> No
     again = Usages(UsageFiles(tmp_path))
     assert again.measured(0.0) == {3: (30.0, 60.0), 4: (0.0, 30.0)}
     before = again.recorded(3)
-    assert before is not None
     assert (before.idle_gpu_s, before.now) == (30.0, None)
     again.take(1e5 + 1, [usage(3)])
     again.take(1e5 + 3, [usage(3)])
     after = again.recorded(3)
-    assert after is not None
     assert (after.idle_gpu_s, after.series.from_s) == (32.0, 100.0)
     assert again.recorded(5) is None
 
@@ -300,7 +295,6 @@ def test_a_job_that_ended_is_written_and_forgotten(tmp_path: Path) -> None:
     usages.save(10.0)
     assert usages._jobs == {}
     found = usages.recorded(3)
-    assert found is not None
     assert found.series.values()["cpus"] == [3.0]
     (tmp_path / "usage" / "j-3").write_bytes(b"damaged")
     assert usages.recorded(3) is None
@@ -311,7 +305,6 @@ def test_bytes_of_gradients_become_a_rate_of_one_attempt(tmp_path: Path) -> None
     for at_s, epoch, exchanged in ((0.0, 1, 1e6), (5.0, 1, 6e6), (10.0, 2, 0.0), (15.0, 2, 5e5)):
         usages.take(at_s, [usage(3, epoch=epoch, exchanged=exchanged)])
     found = usages.recorded(3)
-    assert found is not None
     rates = found.series.values()["gradient_bytes_s"]
     assert [None if math.isnan(rate) else rate for rate in rates] == [None, 1e6, None, 1e5]
 

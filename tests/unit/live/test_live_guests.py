@@ -28,7 +28,6 @@ GB = 1e9
 
 
 def runs(node: Node) -> dict[int, Run]:
-    assert node.answer is not None
     return {run.job: run for run in node.answer.attempts}
 
 
@@ -43,9 +42,7 @@ def attempt_of(c: Cluster, job: int) -> Any:
 @pytest.fixture
 def shared(cluster: Make) -> Cluster:
     """One GPU: a guaranteed job that uses half of it, and its guest."""
-    c = cluster((1,), policy="antman")
-    c.submit(HALF)
-    c.pass_s(2.2)
+    c = cluster((1,), policy="antman", jobs=[HALF], then_s=2.2)
     c.submit(OPPORTUNISTIC)
     c.pass_s(2.2)
     return c
@@ -83,9 +80,7 @@ def test_a_guest_outlives_its_host_and_starts_no_second_time(shared: Cluster) ->
 
 
 def test_a_guest_of_class_auto_becomes_a_host_where_it_runs(cluster: Make) -> None:
-    c = cluster((1,), policy="antman")
-    c.submit(HALF)
-    c.pass_s(2.2)
+    c = cluster((1,), policy="antman", jobs=[HALF], then_s=2.2)
     c.submit({**HALF, "class": "auto"})
     c.pass_s(2.2)
     before = runs(c.nodes[0])[1]
@@ -134,9 +129,7 @@ def test_a_guest_without_room_goes_back_to_the_queue_and_never_fails(shared: Clu
 
 
 def test_explain_says_whose_guest_it_is_at_which_share_and_where_it_would_be_alone(cluster: Make) -> None:
-    c = cluster((1, 1), policy="antman:limit=0.9")
-    c.submit(HALF, HALF)
-    c.pass_s(2.2)
+    c = cluster((1, 1), policy="antman:limit=0.9", jobs=[HALF, HALF], then_s=2.2)
     c.submit(OPPORTUNISTIC)
     c.pass_s(2.2)
     where = "n0" if 2 in runs(c.nodes[0]) else "n1"
@@ -191,9 +184,7 @@ def test_a_throttled_guest_without_steps_stands_still_only_if_it_is_frozen(share
 
 
 def test_a_guest_whose_stop_waits_for_its_first_step_can_be_shown(cluster: Make) -> None:
-    c = cluster((2,), policy="live_cases_policies:Open")
-    c.submit({}, {}, {}, {}, {})
-    c.pass_s(2.2)
+    c = cluster((2,), policy="live_cases_policies:Open", jobs=[{}, {}, {}, {}, {}], then_s=2.2)
     assert {number: run.group.guest for number, run in runs(c.nodes[0]).items()} == {0: False, 2: True, 4: True}
     groups = c.engine.state.groups  # as once the plan has dropped it, until it has made a step
     del groups.of_job[2], groups.by_job[2]
@@ -251,7 +242,7 @@ def test_a_gpu_shows_what_a_job_needs_from_a_minute_on_while_it_has_always_been_
     for seconds, used_gb, known_gb in used:  # of 60 GB a mate may have 25 GB
         node.usage = Usage(means=[GpuMean(0.5, used_gb * GB)])
         c.pass_s(seconds)
-        assert c.engine.state.controller.job_store.columns["gpu_memory_bytes"][0] == known_gb * GB
+        assert c.controller.job_store.columns["gpu_memory_bytes"][0] == known_gb * GB
         assert len(runs(node)) == 1 + (known_gb > 0) * len(mates)
     c.submit(*([] if mates else [MATE]))
     c.pass_s(5)
@@ -265,7 +256,7 @@ def test_a_later_run_of_a_measured_command_shares_at_once(again: str, together: 
     node.usage = Usage(means=[GpuMean(0.5, 20 * GB)])
     c.pass_s(70)
     node.end(0)
-    store = JobStore.from_json(json.loads(json.dumps(c.engine.state.controller.job_store.to_json())))
+    store = JobStore.from_json(json.loads(json.dumps(c.controller.job_store.to_json())))
     assert list(store.peaks.values()) == [pytest.approx(23.1 * GB)]
     store.update(np.array([0]), JobBatch.of([replace(store.spec(0), gpus=2, max_gpus=2)]))
     assert store.columns["gpu_memory_bytes"][0] == 0, "on more GPUs it may need less on each, on fewer more"
@@ -311,9 +302,7 @@ def test_figures_that_cannot_be_are_not_known(shared: Cluster, utilisation: floa
 
 @pytest.mark.parametrize("policy", ["fifo", "tiresias-l"])
 def test_policies_without_guests_hear_nothing_of_usage(cluster: Make, policy: str) -> None:
-    c = cluster((1,), policy=policy)
-    c.submit(HALF)
-    c.pass_s(2.2)
+    c = cluster((1,), policy=policy, jobs=[HALF], then_s=2.2)
     c.nodes[0].report(0, step_s=0.2, memory=Memory(9 * GB))
     c.nodes[0].usage = Usage(means=[GpuMean(0.5, 12 * GB)])
     c.pass_s(22.0)
@@ -323,9 +312,7 @@ def test_policies_without_guests_hear_nothing_of_usage(cluster: Make, policy: st
 def test_a_paced_guest_teaches_no_profile(cluster: Make) -> None:
     from plait.live.protocol.wire import Profile
 
-    c = cluster((1,), policy="antman")
-    c.submit({})
-    c.pass_s(1.2)
+    c = cluster((1,), policy="antman", jobs=[{}], then_s=1.2)
     c.nodes[0].report(0, profile=Profile([0.0, 0.1, 0.1, 0.0], 0.2, 40), step_s=0.2)
     c.pass_s(2.2)
     c.submit({"class": "opportunistic", "command": ["other"]})
@@ -420,9 +407,7 @@ def test_guests_that_cannot_be_are_refused_when_they_are_submitted(
 def test_forecasts_play_guests_forward(cluster: Make) -> None:
     from plait.outlook.queue import foresee
 
-    c = cluster((1,), policy="antman")
-    c.submit({**HALF, "iterations": 100})
-    c.pass_s(2.2)
+    c = cluster((1,), policy="antman", jobs=[{**HALF, "iterations": 100}], then_s=2.2)
     c.submit({**OPPORTUNISTIC, "iterations": 100}, {**OPPORTUNISTIC, "iterations": 100})
     c.pass_s(4.2)
     found = foresee(json.loads(json.dumps(c.engine.state_for_forecast(c.now)())), 0).honest.etas
@@ -476,7 +461,6 @@ def test_what_a_guest_waits_for_its_host_is_no_cost_of_a_start(shared: Cluster) 
     node.report(1, first_step_s=900.0, steps=1.0, saves="yes", held_s=901.0)
     shared.pass_s(0.6)
     controller = shared.engine.state.controller
-    assert controller is not None
     host, guest = controller.job_store.columns["restart_s"][:2].tolist()
     assert host >= 7.0
     assert guest < 60.0
@@ -488,9 +472,7 @@ def test_what_a_guest_waits_for_its_host_is_no_cost_of_a_start(shared: Cluster) 
 
 def test_a_guest_that_waits_for_its_first_step_may_be_moved(cluster: Make) -> None:
     """Beside a host that never leaves it anything, it goes elsewhere once there is something better."""
-    c = cluster((1, 1), policy="antman:stall_s=100")
-    c.submit(HALF, {"profile": {"gpu": 0.1}})
-    c.pass_s(2.2)
+    c = cluster((1, 1), policy="antman:stall_s=100", jobs=[HALF, {"profile": {"gpu": 0.1}}], then_s=2.2)
     here, other = (c.nodes if 0 in runs(c.nodes[0]) else c.nodes[::-1])[:2]
     here.obeys = False
     c.submit(OPPORTUNISTIC)

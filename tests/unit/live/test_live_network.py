@@ -33,6 +33,15 @@ def make(cluster: Make) -> Make:
     return made
 
 
+def with_gang(make: Make, request: dict[str, Any] = GANG, **options: Any) -> tuple[Cluster, int]:
+    """A cluster whose switches are served, and the number of a job that was submitted 3 s ago."""
+    c = make(**options)
+    c.pass_s(2.0)
+    (job,) = c.submit(request)
+    c.pass_s(3.0)
+    return c, job
+
+
 def grants(cluster: Cluster, job: int) -> list[NetworkGrant]:
     runs = [run for node in cluster.nodes if node.answer for run in node.answer.attempts if run.job == job]
     return [run.network for run in sorted(runs, key=lambda run: run.rank) if run.network is not None]
@@ -53,7 +62,6 @@ def test_the_first_node_of_each_rack_serves_the_switch_of_the_rack(make: Make) -
     ]  # fmt: skip
     assert set(leased(c)) == {"n0", "n2"}
     order = c.nodes[2].answer.switch if c.nodes[2].answer else None
-    assert order is not None
     assert (order.name, order.aggregators, order.payload_bytes) == ("leaf1", 1024, 248)
 
 
@@ -67,10 +75,7 @@ def test_a_declared_switch_is_served_by_the_node_that_declares_it(make: Make) ->
 
 
 def test_a_gang_is_granted_memory_before_it_starts(make: Make) -> None:
-    c = make()
-    c.pass_s(2.0)
-    (job,) = c.submit(GANG)
-    c.pass_s(3.0)
+    c, job = with_gang(make)
     assert c.state(job) == "running"
     one, other = grants(c, job)
     assert one == other
@@ -84,8 +89,6 @@ def test_a_gang_is_granted_memory_before_it_starts(make: Make) -> None:
         "shared_hash",
     )
     serving = next(node for node in c.nodes if node.answer and node.answer.switch and node.answer.switch.leases)
-    assert serving.answer is not None
-    assert serving.answer.switch is not None
     (lease,) = serving.answer.switch.leases
     assert (lease.token, lease.epoch, lease.wire) == (one.token, one.epoch, one.job)
     told = [entry for entry in c.store.entries() if entry.type == "RanksTold"]
@@ -94,10 +97,7 @@ def test_a_gang_is_granted_memory_before_it_starts(make: Make) -> None:
 
 
 def test_memory_is_freed_when_the_job_ends(make: Make) -> None:
-    c = make()
-    c.pass_s(2.0)
-    (job,) = c.submit(GANG)
-    c.pass_s(3.0)
+    c, job = with_gang(make)
     assert any(leased(c).values())
     for node in c.nodes:
         node.end(job)
@@ -108,10 +108,7 @@ def test_memory_is_freed_when_the_job_ends(make: Make) -> None:
 
 
 def test_a_job_that_starts_again_has_another_epoch_and_secret(make: Make) -> None:
-    c = make()
-    c.pass_s(2.0)
-    (job,) = c.submit(GANG)
-    c.pass_s(3.0)
+    c, job = with_gang(make)
     before = grants(c, job)[0]
     for node in c.nodes:
         node.end(job, 3)
@@ -122,10 +119,7 @@ def test_a_job_that_starts_again_has_another_epoch_and_secret(make: Make) -> Non
 
 
 def test_jobs_go_on_without_a_lost_switch_and_are_granted_anew_when_it_is_back(make: Make) -> None:
-    c = make()
-    c.pass_s(2.0)
-    (job,) = c.submit(GANG)
-    c.pass_s(3.0)
+    c, job = with_gang(make)
     before = grants(c, job)[0]
     serving = next(node for node in c.nodes if node.answer and node.answer.switch and node.answer.switch.leases)
     serving.starts = 0
@@ -144,10 +138,7 @@ def test_jobs_go_on_without_a_lost_switch_and_are_granted_anew_when_it_is_back(m
 
 
 def test_a_switch_that_restarted_unseen_is_lost_and_joins_with_another_epoch(make: Make) -> None:
-    c = make()
-    c.pass_s(2.0)
-    (job,) = c.submit(GANG)
-    c.pass_s(3.0)
+    c, job = with_gang(make)
     before = grants(c, job)[0]
     next(node for node in c.nodes if node.answer and node.answer.switch and node.answer.switch.leases).starts = 2
     c.pass_s(3.0)
@@ -183,10 +174,7 @@ def test_a_switch_that_does_not_answer_delays_a_start_but_not_for_ever(make: Mak
 
 
 def test_a_restarted_service_tells_ranks_the_same(make: Make) -> None:
-    c = make()
-    c.pass_s(2.0)
-    (job,) = c.submit(GANG)
-    c.pass_s(3.0)
+    c, job = with_gang(make)
     before, types = grants(c, job), c.types()
     state = c.engine.state
     assert State.from_json(state.to_json()).network == state.network
@@ -198,10 +186,7 @@ def test_a_restarted_service_tells_ranks_the_same(make: Make) -> None:
 
 
 def test_a_cancelled_job_leaves_its_region_at_once(make: Make) -> None:
-    c = make()
-    c.pass_s(2.0)
-    (job,) = c.submit(GANG)
-    c.pass_s(3.0)
+    c, job = with_gang(make)
     c.engine.cancel(job, c.now)
     for node in c.nodes:
         node.obeys = False
@@ -219,10 +204,7 @@ def test_who_wants_no_aggregation_and_who_is_alone_is_told_nothing(make: Make) -
 
 
 def test_a_policy_without_grants_is_the_reason_that_ranks_read(make: Make) -> None:
-    c = make(policy="fifo")
-    c.pass_s(2.0)
-    (job,) = c.submit(GANG)
-    c.pass_s(3.0)
+    c, job = with_gang(make, policy="fifo")
     assert grants(c, job)[0].reason == "policy fifo grants it no memory of switches"
 
 
@@ -260,10 +242,9 @@ def test_a_job_that_requires_a_grant_waits_while_its_switches_are_lost(make: Mak
 
 
 def test_priorities_follow_progress_without_another_region(make: Make) -> None:
-    c = make(policy="fifo:ina=esa")
-    c.pass_s(2.0)
-    (job,) = c.submit({**GANG, "iterations": 1e6, "profile": {"gpu": 0.1, "network": 0.05}})
-    c.pass_s(3.0)
+    c, job = with_gang(
+        make, {**GANG, "iterations": 1e6, "profile": {"gpu": 0.1, "network": 0.05}}, policy="fifo:ina=esa"
+    )
     before = grants(c, job)[0]
     for node in c.nodes:
         node.report(job, steps=999_900.0, held_s=5.0, step_s=0.1)
@@ -286,10 +267,7 @@ def follow(cluster: Cluster, job: int, version: int, **more: Any) -> None:
 
 
 def test_other_options_are_served_beside_the_former_ones_until_all_ranks_use_them(make: Make) -> None:
-    c = make()
-    c.pass_s(2.0)
-    (job,) = c.submit(GANG)
-    c.pass_s(3.0)
+    c, job = with_gang(make)
     before = grants(c, job)[0]
     follow(c, job, before.version)
     c.engine.set_policy("fifo:ina=esa", c.now)
@@ -313,10 +291,7 @@ def test_other_options_are_served_beside_the_former_ones_until_all_ranks_use_the
 
 
 def test_a_job_goes_back_to_a_switch_with_another_number_and_secret(make: Make) -> None:
-    c = make()
-    c.pass_s(2.0)
-    (job,) = c.submit(GANG)
-    c.pass_s(3.0)
+    c, job = with_gang(make)
     first = grants(c, job)[0]
     follow(c, job, 1)
     for policy, version in (("fifo:ina=esa", 2), ("fifo:ina=atp", 3)):
@@ -329,10 +304,7 @@ def test_a_job_goes_back_to_a_switch_with_another_number_and_secret(make: Make) 
 
 
 def test_a_region_that_shrinks_gives_its_memory_to_the_neighbour_once_all_ranks_have_moved(make: Make) -> None:
-    c = make(policy="fifo:ina=switchml", nodes=4, network="single-switch:aggregators=256")
-    c.pass_s(2.0)
-    (job,) = c.submit(GANG)
-    c.pass_s(3.0)
+    c, job = with_gang(make, policy="fifo:ina=switchml", nodes=4, network="single-switch:aggregators=256")
     before = grants(c, job)[0]
     follow(c, job, before.version)
     c.submit(GANG)
@@ -356,10 +328,7 @@ def test_numbers_on_the_wire_are_free_ones_whatever_the_numbers_of_jobs(make: Ma
 
 
 def test_a_job_that_has_used_many_numbers_of_packets_gets_new_ones(make: Make) -> None:
-    c = make()
-    c.pass_s(2.0)
-    (job,) = c.submit(GANG)
-    c.pass_s(3.0)
+    c, job = with_gang(make)
     before = grants(c, job)[0]
     follow(c, job, before.version, numbers=MANY_NUMBERS - 1.0)
     assert grants(c, job)[0] == before
@@ -372,10 +341,7 @@ def test_a_job_that_has_used_many_numbers_of_packets_gets_new_ones(make: Make) -
 
 
 def test_why_a_switch_refuses_a_region_is_said_to_its_job_which_leaves_what_it_has_at_last(make: Make) -> None:
-    c = make()
-    c.pass_s(2.0)
-    (job,) = c.submit(GANG)
-    c.pass_s(3.0)
+    c, job = with_gang(make)
     follow(c, job, 1)
     serving = next(node for node in c.nodes if node.answer and node.answer.switch and node.answer.switch.leases)
     shown, why = serving.switch, "aggregators 0 to 63 are in use by job 9"
@@ -397,10 +363,7 @@ def test_why_a_switch_refuses_a_region_is_said_to_its_job_which_leaves_what_it_h
 
 
 def test_deadlines_get_regions_of_their_own_and_others_keep_an_epoch_for_each_region(make: Make) -> None:
-    c = make(policy="fifo:ina=inalloc")
-    c.pass_s(2.0)
-    (first,) = c.submit(GANG)
-    c.pass_s(3.0)
+    c, first = with_gang(make, policy="fifo:ina=inalloc")
     shared = grants(c, first)[0]
     assert shared.options["index"] == "hybrid_region"
     (second,) = c.submit({**GANG, "deadline_s": 400.0, "profile": {"gpu": 0.1, "network": 0.02}, "iterations": 1000})
@@ -413,20 +376,14 @@ def test_deadlines_get_regions_of_their_own_and_others_keep_an_epoch_for_each_re
 
 
 def test_what_ranks_measure_reaches_the_controller_and_people(make: Make) -> None:
-    c = make()
-    c.pass_s(2.0)
-    (job,) = c.submit(GANG)
-    c.pass_s(3.0)
+    c, job = with_gang(make)
     said = Exchange("aggregation", "", 1, 9e6, 1e6, 0.1, 0.25, 0.01, 3.0)
     for node in c.nodes:
         node.report(job, exchange=said)
     c.pass_s(25.0)
-    controller = c.engine.state.controller
-    assert controller is not None
-    assert controller.network is not None
-    assert controller.network.bits_per_s.tolist() == [pytest.approx(8e8)]
-    assert controller.network.aggregated.tolist() == [pytest.approx(0.675)]
-    assert controller.network.fallback_share.tolist() == [pytest.approx(0.25)]
+    assert c.controller.network.bits_per_s.tolist() == [pytest.approx(8e8)]
+    assert c.controller.network.aggregated.tolist() == [pytest.approx(0.675)]
+    assert c.controller.network.fallback_share.tolist() == [pytest.approx(0.25)]
     assert c.types().count("NetworkReported") == 1
     shown = c.engine.explain(job, c.now).ina
     assert (shown.granted, shown.mode_used, shown.gloo_share) == (True, "aggregation", pytest.approx(0.1))
@@ -472,7 +429,6 @@ def test_a_queue_with_grants_is_played_forward(make: Make) -> None:
     c.submit(job, job, job)
     c.pass_s(3.0)
     found = foresee(json.loads(json.dumps(c.engine.state_for_forecast(c.now)())))
-    assert found is not None
     ends = [found.raw.etas[number].end.middle_s for number in (0, 1, 2)]
     assert 0 < max(ends[:2]) < ends[2]
 

@@ -88,7 +88,6 @@ def test_a_notice_moves_jobs_with_a_checkpoint_within_it_and_without_charge(clus
     record = cluster.engine.state.jobs[job]
     assert (record.requeues, record.launch_failures) == (0, 0)
     stored = cluster.store.job(job)
-    assert stored is not None
     assert (stored.row.failures, stored.attempts[0].state) == (0, "preempted")
 
 
@@ -105,7 +104,6 @@ def test_a_notice_that_comes_with_the_ends_of_processes_charges_nobody(cluster: 
     record = cluster.engine.state.jobs[job]
     assert (record.requeues, record.launch_failures) == (0, 0)
     stored = cluster.store.job(job)
-    assert stored is not None
     assert (stored.row.state, stored.row.failures, stored.attempts[0].state) == ("running", 0, "preempted")
 
 
@@ -290,17 +288,14 @@ def test_a_cluster_whose_nodes_come_and_go_does_not_grow(cluster: Cluster) -> No
         cluster.nodes.pop(0)
         cluster.engine.forget_node(oldest.info.id, cluster.now)
     controller = cluster.engine.state.controller
-    assert controller is not None
     assert len(controller.cluster.nodes) == 3
     assert sum(controller.cluster.up) == 2
     assert all(cluster.state(job) == "running" for job in jobs)
     assert sum(one.state == RUNNING for node in cluster.nodes for one in node.seen.values()) == 3
     again = replay(stored_rows(cluster.store))
     assert again.difference is None
-    assert again.history is not None
     timeline = again.history.timeline()
     assert timeline.jobs == 3
-    assert again.state.controller is not None
     found = occupancy(timeline, outcomes(again.state.controller.job_store, timeline))
     assert (found.capacity.at(found.held.times_s) >= found.held.values).all()  # nothing ran where nothing was
     assert found.capacity.values[-1] == controller.cluster.gpus_up

@@ -94,7 +94,6 @@ def watched(
         [sys.executable, "-c", program, str(folder / "data")], stdout=subprocess.PIPE, text=True, process_group=0
     ) as process:
         if program == READ:
-            assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
         watch = OutsideWatch(folder, 2.0, disk_bytes)
         # A fixed link, because the speed of a loopback hardly says what a busy one reaches.
@@ -123,7 +122,6 @@ def test_the_bottleneck_of_a_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parts = watched(program, tmp_path, monkeypatch, gpu)
-    assert parts is not None
     assert parts.index(max(parts)) == bottleneck, parts
     assert parts[bottleneck] > 0.6
 

@@ -145,7 +145,6 @@ def test_a_runner_without_its_fields_that_is_killed_ends_its_job_alone(node: Loc
     with contextlib.ExitStack() as stack:
         told = node.want(run)
         attempt = node.agent.attempts[1, 1, 0]
-        assert attempt.process is not None
         stack.callback(attempt.process.send, signal.SIGKILL)
         until = time.monotonic() + 20
         while not told.attempts[0].pid and time.monotonic() < until:
@@ -242,7 +241,7 @@ def test_a_first_step_that_a_job_cannot_have_made_is_no_cost_of_starts(tmp_path:
     c.pass_s(1.0)
     record = c.engine.state.record
     assert max([*record.starts_s, *record.tails_s], default=0.0) < 100
-    columns = c.engine.state.controller.job_store.columns  # type: ignore[union-attr]
+    columns = c.controller.job_store.columns  # type: ignore[union-attr]
     assert not columns["restart_s"][job] > 100
     c.store.close()
 

@@ -287,7 +287,6 @@ class Served:
     @property
     def estimates(self) -> Any:
         """What the job store knows at the end, by `Estimate`."""
-        assert self.fleet.engine.state.controller is not None
         return self.fleet.engine.state.controller.job_store.columns["goodput"][sorted(self.models)]
 
 

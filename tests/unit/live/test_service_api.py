@@ -84,7 +84,6 @@ def service(tmp_path: Path) -> Iterator[Service]:
         loops.append(asyncio.get_running_loop())
 
     with TestClient(make_app(Api(store, worker, tokens, mailbox, begin)), raise_server_exceptions=False) as http:
-        assert http.portal is not None
         http.portal.call(note)
         worker.start()
         yield Service(http, store, engine, made)
@@ -791,7 +790,6 @@ def test_usage_over_time_is_that_of_the_reports(service: Service) -> None:
             wire.NodeInfo("n0", 2), "agent-1", 1, 0, [seen], wire.Usage(means=[wire.GpuMean(busy), wire.GpuMean(busy)])
         )
         service.ask("POST", "/agent/v1/sync", "agent", json=wire.to_json(replace(told, wait_s=0.0)))
-        assert service.http.portal is not None
         service.http.portal.call(recorder.sample)
     found = service.ask("GET", f"/v1/jobs/{job}/usage?points=10", "ann").json()
     last = {name: one["values"][-1] for name, one in found["series"].items()}

@@ -172,5 +172,4 @@ def test_a_service_started_under_a_wrong_date_goes_on_where_it_was(tmp_path: Pat
     now, fact = started("c")
     assert MOST_AWAY_S <= now < MOST_AWAY_S + 60
     anchor = Anchor.read(fact)
-    assert anchor is not None
     assert anchor.boot == "c"

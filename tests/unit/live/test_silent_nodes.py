@@ -64,7 +64,6 @@ def test_a_job_that_was_to_move_to_a_node_that_falls_silent_goes_elsewhere(tmp_p
     record, controller = cluster.engine.state.jobs[job], cluster.engine.state.controller
     assert controller is not None
     wanted = cluster.engine.state.wanted(record)
-    assert wanted is not None
     silent = controller.cluster.nodes[int(controller.cluster.gpu_node[wanted[0]])].id
     assert silent != old.info.id
     cluster.pass_s(6.0, silent=[silent])

@@ -48,13 +48,11 @@ def submit(fleet: Fleet, *more: Mapping[str, object]) -> None:
 
 def epochs(fleet: Fleet, job: int) -> int:
     stored = fleet.store.job(job)
-    assert stored is not None
     return int(stored.row.epoch)
 
 
 def ended_s(fleet: Fleet, job: int) -> float:
     stored = fleet.store.job(job)
-    assert stored is not None
     assert stored.row.state == "finished", stored
     return float(stored.row.ended_s)
 
@@ -86,7 +84,6 @@ def test_a_profile_that_arrives_does_not_swap_who_runs(make: Make) -> None:
     fleet.pass_s(5.0)
     held = fleet.agents["n0"].held[(0, 1, 0)]
     program = held.process
-    assert program is not None
     said = program.said
     measured = Profile([0.0, 0.1, 0.4, 0.0], 0.5, 30)
     program.said = lambda now_s: {**said(now_s), "profile": measured}  # type: ignore[method-assign]
@@ -130,7 +127,6 @@ def test_what_an_attempt_held_is_counted_though_its_node_never_reports_to_the_ne
     fleet.engine.node_gone(held, "it was taken away", fleet.now_s)
     fleet.pass_s(40.0)
     stored = fleet.store.job(0)
-    assert stored is not None
     first = stored.attempts[0]
     assert first.state == "lost", first
     assert first.lost_work_s == pytest.approx(known_s)
@@ -156,14 +152,12 @@ def test_an_operator_may_let_a_policy_stop_plain_jobs_and_the_loss_is_counted(ma
     assert fleet.engine.status(fleet.now_s).lost.work_gpu_s == lost
     assert fleet.engine.status(fleet.now_s).may_lose_work is True
     stored = fleet.store.job(0)
-    assert stored is not None
     assert stored.attempts[0].lost_work_s == lost["preempted"]
     # The figures of a log, which come from the controller's job store, say the same.
     job_store = fleet.engine.state.controller.job_store  # type: ignore[union-attr]
     assert job_store.columns["lost_s"][:2].tolist() == [lost["preempted"], 0.0]
     # The service remembers it over its death; another policy is another decision of the operator's.
     fleet.restart()
-    assert fleet.engine.state.controller is not None
     assert fleet.engine.state.controller.rule.may_lose_work
     assert fleet.engine.state.record.lost_gpu_s == lost
     fleet.engine.set_policy("srsf", fleet.now_s)

@@ -628,9 +628,7 @@ def noticed(path: Path) -> bool:
 
 def test_no_flipped_bit_of_the_file_changes_what_is_stored_unnoticed(cluster: Make) -> None:
     """Bits at random places that hold something; not every one is of a row."""
-    c = cluster((2, 1))
-    c.submit(*({"gpus": 1 + i % 2} for i in range(12)))
-    c.pass_s(20)
+    c = cluster((2, 1), jobs=[*({"gpus": 1 + i % 2} for i in range(12))], then_s=20)
     keep_snapshot(c)
     c.store.add_token(Token("ann" * 20, "ann", "ann", "user"))
     sound = c.store.backup(c.home / "sound.db").read_bytes()
@@ -776,7 +774,6 @@ def test_a_job_goes_on_above_every_epoch_that_its_folder_has_seen(cluster: Make)
         c.nodes[0].end(job, None, pid=0, reason="refused")
         c.pass_s(3)
         attempt = c.engine.state.jobs[job].live
-    assert attempt is not None
     assert attempt.epoch == reached + 1 == int(path.read_text())
     assert (path.parent / "checkpoints").is_dir()
 
@@ -795,6 +792,5 @@ def test_a_new_job_never_finds_the_checkpoints_of_another_of_its_number(cluster:
     assert c.nodes[0].jobs() == {job}
     assert not kept.exists()
     attempt = c.engine.state.jobs[job].live
-    assert attempt is not None
     assert attempt.epoch == 2 == int(c.engine.layout.epoch_file(job).read_text())  # what still runs of the other is out
     assert (kept.parents[1] / "before-1" / "checkpoints" / "step-1000").is_dir()

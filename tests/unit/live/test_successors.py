@@ -125,8 +125,8 @@ def test_the_plan_with_which_successors_wait_is_recorded_and_runs_whatever_is_es
 ) -> None:
     c, batch = moving, {"initial": 64, "most": 64, "most_local": 64, "accumulation": True}
     c.engine.state.jobs[0].request["batch"] = batch | {"parameters": 10**9, "example_bytes": 10**9}
-    goodput = c.engine.state.controller.job_store.columns["goodput"]
-    monkeypatch.setattr(type(c.engine.state.controller.cluster), "node_gpu_memory_bytes", np.full(2, 20e9))
+    goodput = c.controller.job_store.columns["goodput"]
+    monkeypatch.setattr(type(c.controller.cluster), "node_gpu_memory_bytes", np.full(2, 20e9))
     goodput[0, : Estimate.SQR] = [0.02, 0.01, 5.0, 0.02, 5.0, 0.01, 1.6]  # exchanges cost all
     grow(c, 2)
     planned = {run.env["PLAIT_BATCH"] for run in c.engine.assignment("n0").successors}
@@ -316,7 +316,6 @@ def test_an_agent_that_starts_again_counts_from_the_beginning_of_the_attempt(loc
     local.want(local.run(3))
     attempt = local.agent.agent.attempts[5, 3, 0]
     known = local.agent.agent.journal.memory.attempts[5, 3, 0]
-    assert attempt.process is not None
     assert known.began_boot_s > procs.boot_s() - attempt.process.age_s + 0.3
     again = local.agent.agent._new(attempt.run)
     again.began(attempt.process, known.began_boot_s)

@@ -187,7 +187,6 @@ def test_the_report_of_a_rank_is_read_once_for_each_change(tmp_path: Path) -> No
         tmp_path, NetworkReport("aggregation", grant_version=2, aggregated_bytes=300, transfer_s=2.0, gloo_s=1)
     )
     said = files.exchange()
-    assert said is not None
     assert (said.mode, said.version, said.aggregated_bytes, said.exchange_s) == ("aggregation", 2, 300.0, 3.0)
     assert files.exchange() is said
     (tmp_path / "network_report.json").write_text("no JSON")

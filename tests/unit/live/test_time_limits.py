@@ -40,9 +40,7 @@ def stops(c: Cluster) -> list[dict[str, Any]]:
 
 
 def test_a_job_fails_at_its_time_limit_with_a_reason_that_names_the_option(cluster: Make) -> None:
-    c = cluster((1,))
-    c.submit({"time_limit_s": 10.0}, {})
-    c.pass_s(2.2)
+    c = cluster((1,), jobs=[{"time_limit_s": 10.0}, {}], then_s=2.2)
     run(c, 9.5)
     assert c.state(0) == "running"
     assert c.engine.explain(0, c.now).limit_left_s == pytest.approx(0.5)
@@ -55,9 +53,7 @@ def test_a_job_fails_at_its_time_limit_with_a_reason_that_names_the_option(clust
 
 
 def test_attempts_count_together_also_after_a_restart_of_the_service(cluster: Make) -> None:
-    c = cluster((1,), snapshot_weight=0.0)
-    c.submit({"time_limit_s": 10.0})
-    c.pass_s(2.2)
+    c = cluster((1,), snapshot_weight=0.0, jobs=[{"time_limit_s": 10.0}], then_s=2.2)
     run(c, 6.0)
     c.engine.requeue(0, c.now, by="ann")
     c.pass_s(3.3)
@@ -71,9 +67,7 @@ def test_attempts_count_together_also_after_a_restart_of_the_service(cluster: Ma
 
 
 def test_a_job_that_is_preempted_when_its_time_is_over_does_not_start_again(cluster: Make) -> None:
-    c = cluster((1,))
-    c.submit({"time_limit_s": 10.0})
-    c.pass_s(2.2)
+    c = cluster((1,), jobs=[{"time_limit_s": 10.0}], then_s=2.2)
     run(c, 9.5)
     c.nodes[0].obeys = False
     c.engine.requeue(0, c.now, by="ann")  # it saves its checkpoint until after its limit
@@ -85,9 +79,7 @@ def test_a_job_that_is_preempted_when_its_time_is_over_does_not_start_again(clus
 
 @pytest.mark.parametrize(("exit_code", "state"), [(0, "finished"), (1, "failed"), (PREEMPTED, "failed")])
 def test_the_warning_gives_the_job_until_its_limit(cluster: Make, exit_code: int, state: str) -> None:
-    c = cluster((1,), grace_s=2.0)
-    c.submit({"time_limit_s": 10.0, "signal_s": 4.0})
-    c.pass_s(2.2)
+    c = cluster((1,), grace_s=2.0, jobs=[{"time_limit_s": 10.0, "signal_s": 4.0}], then_s=2.2)
     c.nodes[0].obeys = False
     run(c, 7.0)
     (asked,) = stops(c)
@@ -109,9 +101,7 @@ def test_the_warning_gives_the_job_until_its_limit(cluster: Make, exit_code: int
 def test_a_time_limit_lets_a_job_start_on_gpus_that_are_held_for_the_first_of_the_queue(
     cluster: Make, limit_s: float | None, state: str
 ) -> None:
-    c = cluster((2,))
-    c.submit({"time_limit_s": 100.0})
-    c.pass_s(2.2)
+    c = cluster((2,), jobs=[{"time_limit_s": 100.0}], then_s=2.2)
     c.submit({"gpus": 2, "priority": 1.0}, {} if limit_s is None else {"time_limit_s": limit_s})
     c.pass_s(2.2)
     assert [c.state(job) for job in range(3)] == ["running", "waiting", state]
@@ -119,14 +109,12 @@ def test_a_time_limit_lets_a_job_start_on_gpus_that_are_held_for_the_first_of_th
 
 @pytest.mark.parametrize("policy", ["fifo-backfill", "fifo"])
 def test_a_job_that_ends_in_time_passes_jobs_that_do_not(cluster: Make, policy: str) -> None:
-    c = cluster((2,), policy)
-    c.submit({"time_limit_s": 100.0})
-    c.pass_s(2.2)
+    c = cluster((2,), policy, jobs=[{"time_limit_s": 100.0}], then_s=2.2)
     c.submit({"gpus": 2, "priority": 1.0}, {"priority": 0.5}, {"time_limit_s": 1000.0}, {"time_limit_s": 50.0}, {})
     c.pass_s(2.2)
     passes = "waiting" if policy == "fifo" else "running"  # under fifo nobody passes the first
     assert [c.state(job) for job in range(6)] == ["running", "waiting", "waiting", "waiting", passes, "waiting"]
-    columns = c.engine.state.controller.job_store.columns
+    columns = c.controller.job_store.columns
     assert sorted([1, 2, 3, 5], key=lambda job: columns["position"][job]) == [1, 2, 3, 5]  # all have their place
     c.nodes[0].end(0)
     c.nodes[0].end(4)
@@ -135,9 +123,7 @@ def test_a_job_that_ends_in_time_passes_jobs_that_do_not(cluster: Make, policy: 
 
 
 def test_forecasts_end_jobs_at_their_time_limit(cluster: Make) -> None:
-    c = cluster((1,))
-    c.submit({"time_limit_s": 100.0})
-    c.pass_s(2.2)
+    c = cluster((1,), jobs=[{"time_limit_s": 100.0}], then_s=2.2)
     c.submit({})
     run(c, 5.0)
     queue = arrays_of(c.engine.state.controller, lambda number: Who("ann", "net"))
@@ -171,9 +157,7 @@ def test_job_files_have_durations_as_numbers_and_texts() -> None:
 
 
 def test_a_time_limit_is_changed_while_the_job_runs_until_it_is_reached(cluster: Make) -> None:
-    c = cluster((1,))
-    c.submit({"time_limit_s": 10.0, "signal_s": 2.0})
-    c.pass_s(2.2)
+    c = cluster((1,), jobs=[{"time_limit_s": 10.0, "signal_s": 2.0}], then_s=2.2)
     run(c, 6.0)
     c.engine.update(0, {"time_limit_s": 20.0}, c.now, by="ann")
     c.restart()
@@ -237,9 +221,7 @@ def said(c: Cluster, kind: str) -> list[str]:
 
 @WEIGHTS
 def test_a_held_job_waits_until_it_is_released_also_after_a_restart(cluster: Make, weight: float) -> None:
-    c = cluster((1,), snapshot_weight=weight)
-    c.submit({"hold": True}, {})
-    c.pass_s(2.2)
+    c = cluster((1,), snapshot_weight=weight, jobs=[{"hold": True}, {}], then_s=2.2)
     assert states(c) == ["waiting", "running"]
     assert reason(c, 0) == "held; release it with: plait release j-0"
     assert c.engine.status(c.now).wanted.gpus == 1
@@ -257,9 +239,7 @@ def test_a_held_job_waits_until_it_is_released_also_after_a_restart(cluster: Mak
 
 
 def test_a_waiting_job_can_be_held_and_a_running_one_only_after_a_requeue(cluster: Make) -> None:
-    c = cluster((1,))
-    c.submit({}, {}, {})
-    c.pass_s(2.2)
+    c = cluster((1,), jobs=[{}, {}, {}], then_s=2.2)
     c.engine.update(1, {"hold": True}, c.now, by="ann")
     with pytest.raises(Conflict, match=r"job j-0 is running and cannot be held; .* plait requeue j-0"):
         c.engine.update(0, {"hold": True}, c.now, by="ann")
@@ -277,9 +257,7 @@ def test_a_waiting_job_can_be_held_and_a_running_one_only_after_a_requeue(cluste
 
 
 def test_a_job_starts_when_its_time_has_come_even_if_nothing_else_happens(cluster: Make) -> None:
-    c = cluster((1,))
-    c.submit({"begin_s": 7.0}, {"begin_s": 1e6})
-    c.pass_s(5.5)
+    c = cluster((1,), jobs=[{"begin_s": 7.0}, {"begin_s": 1e6}], then_s=5.5)
     assert (c.state(0), reason(c, 0)) == ("waiting", "may start in 1.5 s (--begin)")
     assert c.engine.tick(c.now) <= 7.2
     c.pass_s(3.3)

@@ -184,8 +184,7 @@ def test_a_job_may_be_of_class_auto_and_of_no_unknown_one(cluster: Make) -> None
     c = cluster((2,))
     (number,) = c.submit({"class": "auto"})
     c.pass_s(1.0)
-    assert c.engine.state.controller is not None
-    assert c.engine.state.controller.job_store.spec(number).job_class is JobClass.AUTO
+    assert c.controller.job_store.spec(number).job_class is JobClass.AUTO
     assert c.state(number) == "running"  # a policy without classes takes it for guaranteed
     with pytest.raises(InputError, match="class is 'spare', needs guaranteed, opportunistic or auto"):
         spec_of(0, {"command": ["a"], "class": "spare"}, owner="me", project="p", submit_s=0.0)
@@ -239,9 +238,7 @@ def test_merge_in_a_job_file_is_yes_or_no() -> None:
 @pytest.mark.parametrize(("merged", "barred"), [("unknown", True), ("bystander", False), ("refused", True)])
 def test_after_a_hard_death_a_job_begins_by_itself(cluster: Make, merged: str, barred: bool) -> None:
     """Nobody loses a retry whose fault it is not known to be; the bar outlives the service."""
-    c = cluster()
-    c.submit(JOB | {"retries": 0}, JOB | {"merge": False})
-    c.pass_s()
+    c = cluster(jobs=[JOB | {"retries": 0}, JOB | {"merge": False}])
     first = keys(c)
     assert first == {0: merge_key(JOB, "ann", "default"), 1: ""}
     c.nodes[0].end(0, 75, merged=merged)
@@ -258,9 +255,7 @@ def test_after_a_hard_death_a_job_begins_by_itself(cluster: Make, merged: str, b
 
 
 def test_the_one_that_did_it_loses_a_retry(cluster: Make) -> None:
-    c = cluster()
-    c.submit(JOB | {"retries": 1})
-    c.pass_s()
+    c = cluster(jobs=[JOB | {"retries": 1}])
     c.nodes[0].end(0, -11, merged="culprit")
     c.pass_s(2.2)
     assert keys(c) == {0: ""}

@@ -72,7 +72,6 @@ class Stream:
 
     def phases(self) -> Any:
         controller = self.fleet.engine.state.controller
-        assert controller is not None
         return controller.job_store.columns["phase"][: controller.job_store.count]
 
     def over(self) -> bool:
@@ -81,7 +80,6 @@ class Stream:
     def look(self) -> None:
         """How late the first of the queue is."""
         controller = self.fleet.engine.state.controller
-        assert controller is not None
         phases, columns, active = self.phases(), controller.job_store.columns, controller.active
         order = controller.plan.order
         if order is None:
@@ -167,9 +165,7 @@ Make = Callable[..., Cluster]
 
 def wide_behind_two(cluster: Make, policy: str = "tiresias-l", **options: object) -> Cluster:
     """Jobs 0 and 1 have run on two GPUs, 0 has just ended; 2 waits for both GPUs, 3 for one."""
-    c = cluster((2,), policy=policy, **options)
-    c.submit({}, {})
-    c.pass_s(2.2)
+    c = cluster((2,), policy=policy, **options, jobs=[{}, {}], then_s=2.2)
     c.submit({"gpus": 2, "priority": 5}, {})
     c.pass_s(2.2)
     c.nodes[0].end(0)
@@ -210,7 +206,6 @@ def test_a_size_that_could_only_start_on_held_gpus_is_not_offered(cluster: Make)
         _, question = what_if.explain(c.engine, job, c.now)
         assert question is not None
         answer = what_if.ask(question)
-        assert answer is not None
         found[job] = [one.text for one in answer.result(30.0) if one.change == "gpus"]
     assert found == {2: ["with 1 GPU it would start now"], 4: []}
 

@@ -34,21 +34,7 @@ from plait.live.agent.processes.console import ECHO_S
 from plait.live.agent.processes.process_manager import NOT_RUNNABLE, ProcessManager
 from plait.live.agent.processes.successor import Successor
 from plait.live.layout import Layout, may_lead, read_epoch
-from plait.live.protocol.wire import (
-    ENDED,
-    PREEMPTED,
-    RUNNING,
-    STARTING,
-    Ask,
-    Assignment,
-    ConsoleAsk,
-    ConsoleReply,
-    Observed,
-    Reply,
-    Run,
-    Seen,
-    Usage,
-)
+from plait.live.protocol import wire
 from plait.live.system import procs
 from plait.live.system.accounts import job_folder, owner_of
 from plait.live.system.procs import Process
@@ -81,7 +67,7 @@ class Agent(ProcessManager):
         super().__init__(layout, settings, lambda: self.link.wake())
         self.term, self.reached = self.journal.memory.term, 0
         self.epochs = self.journal.memory.epochs
-        self.replies: list[Reply] = []
+        self.replies: list[wire.Reply] = []
         self._window, self._process_usage = GpuWindow(settings.slots), ProcessUsage()
         self._watch = OutsideWatch(self.folder, self.monitor.node.cpus, disk_bytes)
         self._began_s = procs.boot_s()
@@ -120,12 +106,12 @@ class Agent(ProcessManager):
 
     # ---- what the link asks for ----
 
-    def observe(self, wait_s: float) -> Observed:
+    def observe(self, wait_s: float) -> wire.Observed:
         """The report of everything on this node now; includes each answer to a question once."""
         with self.lock:
             replies, self.replies = self.replies, []
             self._measure()
-            return Observed(
+            return wire.Observed(
                 node=self.monitor.node,
                 agent=self.id,
                 term=self.term,
@@ -176,7 +162,7 @@ class Agent(ProcessManager):
                 self.log("seen from outside", key=attempt.key, parts=parts)
                 self.link.wake()
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> wire.Usage:
         usage, now_s = replace(self.monitor.usage(), peaks=self._watch.peaks), time.monotonic()
         if self.monitor.cuda is not None:
             return replace(usage, means=self._window.gpus(now_s, usage.gpus))
@@ -187,23 +173,23 @@ class Agent(ProcessManager):
         ]
         return replace(usage, means=self._window.slots(now_s, busy))
 
-    def _seen(self, attempt: LocalAttempt) -> list[Seen]:
+    def _seen(self, attempt: LocalAttempt) -> list[wire.Seen]:
         """The report of an attempt; if it cannot be made, that the attempt has failed."""
-        found: list[Seen] = []
+        found: list[wire.Seen] = []
         with self._quarantined(attempt):
             found = [attempt.seen()]
-        return found or [Seen(*attempt.key, ENDED, exit_code=attempt.exit_code, reason=attempt.reason)]
+        return found or [wire.Seen(*attempt.key, wire.ENDED, exit_code=attempt.exit_code, reason=attempt.reason)]
 
     def _leaving_s(self) -> float | None:
         if self._leave_at == math.inf:
             return None
         return 0.0 if self._left else max(self._leave_at - time.monotonic(), 0.001)  # 0 marks the last report
 
-    def _unsent(self, report: Observed) -> None:
+    def _unsent(self, report: wire.Observed) -> None:
         with self.lock:
             self.replies = report.replies + self.replies
 
-    def obey(self, answer: Assignment, report: Observed, asked_s: float) -> bool:
+    def obey(self, answer: wire.Assignment, report: wire.Observed, asked_s: float) -> bool:
         """Apply an assignment; False if its leader was replaced. Idempotent; late answers change nothing.
 
         `answer`: of the service to `report`, which was sent at `asked_s` (CLOCK_BOOTTIME). The lease counts from then:
@@ -228,7 +214,7 @@ class Agent(ProcessManager):
                 for run in answer.attempts:
                     if (run.job, run.epoch, run.rank) not in self.attempts:
                         attempt = self._new(run)
-                        attempt.end(PREEMPTED, _LEAVES)
+                        attempt.end(wire.PREEMPTED, _LEAVES)
                         self.link.wake()
                 return True
             changed = self._forget(answer, report)
@@ -248,7 +234,7 @@ class Agent(ProcessManager):
                 os.write(self._wake_write, b"\0")
         return True
 
-    def _reply(self, *replies: Reply) -> None:
+    def _reply(self, *replies: wire.Reply) -> None:
         if replies:
             with self.lock:
                 self.replies += replies
@@ -269,21 +255,21 @@ class Agent(ProcessManager):
                 self._lease_trouble = str(error)
                 self.log("lease not written", why=error, until=f"jobs end {lease.lease_s:g} s after the last one")
 
-    def _forget(self, answer: Assignment, report: Observed) -> bool:
+    def _forget(self, answer: wire.Assignment, report: wire.Observed) -> bool:
         """Drop ended attempts that the service has recorded, by this answer; whether there were any."""
         keep = {tuple(key) for key in answer.keep}
         listed = {(run.job, run.epoch, run.rank) for run in answer.attempts}
         gone = []
         for seen in report.attempts:
             key = seen.job, seen.epoch, seen.rank
-            if seen.state == ENDED and key not in keep and key not in listed and key in self.attempts:
+            if seen.state == wire.ENDED and key not in keep and key not in listed and key in self.attempts:
                 gone.append(key)
                 del self.attempts[key]
         if gone:
             self._note(*(journal.forget(key) for key in gone))
         return bool(gone)
 
-    def _apply(self, runs: list[Run]) -> bool:
+    def _apply(self, runs: list[wire.Run]) -> bool:
         wanted = {(run.job, run.epoch, run.rank): run for run in runs}
         before = [attempt.state for attempt in self.attempts.values()]
         newest = {run.job: run.epoch for run in runs}
@@ -303,7 +289,7 @@ class Agent(ProcessManager):
                     attempt.stop(run.grace_s, "preempted")
         return before != [attempt.state for attempt in self.attempts.values()]
 
-    def _accept(self, run: Run) -> None:
+    def _accept(self, run: wire.Run) -> None:
         """Take on an attempt that is new here: start it, refuse it, or reattach to its process."""
         attempt = self._new(run)
         newest = max(self.epochs.get(run.job, 0), _epoch(self.layout, run.job))
@@ -320,31 +306,31 @@ class Agent(ProcessManager):
             self._note({"what": "refuse", "key": list(attempt.key), "because": f"epoch {newest} was seen"})
             attempt.end(None, f"refused: attempt {run.epoch} of job {run.job} was replaced by attempt {newest}")
         elif run.stop:
-            attempt.end(PREEMPTED, "stopped before it started")
+            attempt.end(wire.PREEMPTED, "stopped before it started")
         elif not all(0 <= gpu < self.monitor.node.gpus for gpu in run.gpus):
             attempt.end(NOT_RUNNABLE, f"GPUs {run.gpus} were requested; this node has {self.monitor.node.gpus}")
         else:
             self.epochs[run.job] = run.epoch
 
-    def _answer_consoles(self, asks: list[Ask]) -> None:
+    def _answer_consoles(self, asks: list[wire.Ask]) -> None:
         """Answer in other threads: programs start slowly, and users' folders may be on slow storage."""
         wait_s = ECHO_S if len(asks) == 1 else 0.0  # several users are not to wait for each other's echoes
         for ask in asks:
             self._pool.submit(lambda ask: self._reply(self._answer(ask, wait_s)), ask)
 
-    def _answer(self, ask: Ask, wait_s: float = 0.0) -> Reply:
+    def _answer(self, ask: wire.Ask, wait_s: float = 0.0) -> wire.Reply:
         try:
             if ask.console is not None:
-                return Reply(ask.id, console=self._console(ask, ask.console, wait_s))
+                return wire.Reply(ask.id, console=self._console(ask, ask.console, wait_s))
             if min(ask.job, ask.epoch, ask.rank) < 0:
                 raise FileNotFoundError(f"no process {ask.rank} of attempt {ask.epoch} of job {ask.job}")
             part = read_part(self.layout.rank(ask.job, ask.epoch, ask.rank), ask.offset, ask.limit)
-            return Reply(ask.id, part.text, part.offset, part.next, part.size)
+            return wire.Reply(ask.id, part.text, part.offset, part.next, part.size)
         # The job can write to the file that locates its log, and its account may have been deleted.
         except (OSError, ValueError, ArithmeticError, InputError) as error:
-            return Reply(ask.id, error=str(error))
+            return wire.Reply(ask.id, error=str(error))
 
-    def _console(self, ask: Ask, request: ConsoleAsk, wait_s: float) -> ConsoleReply:
+    def _console(self, ask: wire.Ask, request: wire.ConsoleAsk, wait_s: float) -> wire.ConsoleReply:
         """Let a user's program run next to a process of this node; raises `ValueError`, `OSError`."""
         with self.lock:
             attempt = self.attempts.get((ask.job, ask.epoch, ask.rank))
@@ -371,7 +357,7 @@ class Agent(ProcessManager):
         now, now_s, lease = time.monotonic(), procs.boot_s(), self.lease.now
         in_touch = now_s < lease.stop_s()
         for attempt in self.attempts.values() if not in_touch else ():
-            if attempt.state in (STARTING, RUNNING) and now_s >= lease.stop_s(attempt.run.grace_s):
+            if attempt.state in (wire.STARTING, wire.RUNNING) and now_s >= lease.stop_s(attempt.run.grace_s):
                 self.log("lease expired", key=attempt.key)  # its runner also watches the lease and kills it then
                 attempt.stop(max(lease.kill_s - now_s, 0.0), str(lease), own=True)
         # Only after a failed request since the lease ended: an agent that was merely paused sends one first.
@@ -397,7 +383,7 @@ class Agent(ProcessManager):
         self.gates.clear(self.attempts.values())
         self._watch_outside()
         if in_touch and self.link.ever and not self._leaving and now >= self._retry_at:
-            self._start([a for a in self.attempts.values() if a.state == STARTING])
+            self._start([a for a in self.attempts.values() if a.state == wire.STARTING])
 
     def _look_for_home(self) -> None:
         """End jobs and agent if the home folder stays deleted or moved: nothing can be stored there.
@@ -466,7 +452,7 @@ class Agent(ProcessManager):
         now = time.monotonic()
         due = [a.kill_at - now for a in list(self.attempts.values()) if a.alive and a.kill_at and a.kill_at > now]
         quick = any(
-            (a.shares and a.alive) or (a.owed_since_s is not None and a.state == STARTING)
+            (a.shares and a.alive) or (a.owed_since_s is not None and a.state == wire.STARTING)
             for a in list(self.attempts.values())
         )
         tick_s = _SHARED_TICK_S if quick else _TICK_S

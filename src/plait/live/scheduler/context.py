@@ -9,40 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from plait.control.messages import (
-    Command,
-    GoodputReported,
-    JobProfiled,
-    JobSubmitted,
-    NetworkReported,
-    NodeJoined,
-    ProgressReported,
-    ReplanDue,
-    UsageReported,
-    to_json,
-)
+from plait.control import messages
 from plait.core.jobs import JobSpec
 from plait.live.protocol.requests import spec_of
 from plait.live.protocol.validation import check_entry
 from plait.live.scheduler.fold import apply
 from plait.live.scheduler.options import ANY_SIZE, Options
+from plait.live.scheduler.records import notes
 from plait.live.scheduler.records.attempts import Attempt, JobRecord, Successor
-from plait.live.scheduler.records.notes import (
-    AttemptBegan,
-    AttemptOver,
-    CancelAsked,
-    Entry,
-    ForecastRecorded,
-    Note,
-    PolicySet,
-    ProfileRecorded,
-    ProjectSet,
-    Requested,
-    Restarted,
-    Undelivered,
-    entry_to_json,
-    jobs_of,
-)
 from plait.live.scheduler.state import State
 from plait.live.store import Entry as Row
 
@@ -52,8 +26,9 @@ COMPILING = "what decisions need is being compiled, about 20 s, once after an in
 FENCE_TRIES = 10
 #: Entries after which what runs is still what should run.
 _QUIET = (
-    ProgressReported, UsageReported, NetworkReported, JobSubmitted, JobProfiled, GoodputReported, Requested,
-    ProfileRecorded, Restarted, ForecastRecorded, ProjectSet, PolicySet, Undelivered,
+    messages.ProgressReported, messages.UsageReported, messages.NetworkReported, messages.JobSubmitted,
+    messages.JobProfiled, messages.GoodputReported, notes.Requested, notes.ProfileRecorded, notes.Restarted,
+    notes.ForecastRecorded, notes.ProjectSet, notes.PolicySet, notes.Undelivered,
 )  # fmt: skip
 
 
@@ -161,24 +136,24 @@ class Context:
 
     # -- changing -------------------------------------------------------------------------------------
 
-    def record(self, entry: Entry) -> Sequence[Command]:
+    def record(self, entry: notes.Entry) -> Sequence[messages.Command]:
         """Apply an entry to the state, at once, for the log of the next commit; returns the controller's commands.
 
         Raises `InputError`, having changed nothing, for what no store and no reader can hold.
         """
-        data = entry_to_json(entry)
-        if isinstance(entry, Note):
+        data = notes.entry_to_json(entry)
+        if isinstance(entry, notes.Note):
             check_entry(data)
         try:
-            new = isinstance(entry, NodeJoined) and entry.node.id not in self.state.nodes
+            new = isinstance(entry, messages.NodeJoined) and entry.node.id not in self.state.nodes
             commands = apply(self.state, entry)
             about = _about(entry)
             for command in commands:
-                about += jobs_of(command)
-            done = json.dumps([to_json(c) for c in commands], separators=(",", ":"), allow_nan=False)
+                about += notes.jobs_of(command)
+            done = json.dumps([messages.to_json(c) for c in commands], separators=(",", ":"), allow_nan=False)
             text = json.dumps(data, separators=(",", ":"), allow_nan=False)
             self.pending.rows.append(Row(self.state.seq, self.state.now_s, data["type"], text, done, tuple(about)))
-            self.pending.weight += 1 + (len(self.state.jobs) / 20 if isinstance(entry, ReplanDue) else 0)
+            self.pending.weight += 1 + (len(self.state.jobs) / 20 if isinstance(entry, messages.ReplanDue) else 0)
             self.stale |= not isinstance(entry, _QUIET)
             self._follow(entry, new)
         except BaseException:
@@ -186,24 +161,24 @@ class Context:
             raise
         return commands
 
-    def _follow(self, entry: Entry, new: bool) -> None:
+    def _follow(self, entry: notes.Entry, new: bool) -> None:
         """Apply the consequences of an entry outside the state; `new`: it is of a node that was not known."""
         jobs = self.state.jobs
         match entry:
-            case NodeJoined() if new:
+            case messages.NodeJoined() if new:
                 self.timers.settle_s = self.settled_s()
-            case Requested(first=first, requests=requests):
+            case notes.Requested(first=first, requests=requests):
                 for number in range(first, first + len(requests)):
                     self.count_open(jobs[number], 1)
-            case CancelAsked(job=job):  # it stays until a node joins, and is no open job for so long
+            case notes.CancelAsked(job=job):  # it stays until a node joins, and is no open job for so long
                 self.count_open(jobs[job], -1)
-            case AttemptBegan(job=job):
+            case notes.AttemptBegan(job=job):
                 self.unfenced[job] = Unfenced(fresh=True)
-            case AttemptOver(job=job):
+            case notes.AttemptOver(job=job):
                 attempt = jobs[job].attempt
                 assert attempt is not None
                 self.pending.over.append(attempt)
-            case ProjectSet(name=name):
+            case notes.ProjectSet(name=name):
                 self.pending.projects[name] = self.state.projects.get(name)
             case _:
                 pass
@@ -238,11 +213,15 @@ class Context:
         )  # fmt: skip
 
 
-def _about(entry: Entry) -> list[int]:
+def _about(entry: notes.Entry) -> list[int]:
     """Numbers of the jobs by which an entry is found in the log."""
-    if isinstance(entry, Requested):
+    if isinstance(entry, notes.Requested):
         return list(range(entry.first, entry.first + len(entry.requests)))
-    if isinstance(entry, Note):
+    if isinstance(entry, notes.Note):
         job = getattr(entry, "job", None)
         return [] if job is None else [job]
-    return [] if isinstance(entry, (ProgressReported, UsageReported, NetworkReported)) else jobs_of(entry)
+    return (
+        []
+        if isinstance(entry, (messages.ProgressReported, messages.UsageReported, messages.NetworkReported))
+        else notes.jobs_of(entry)
+    )

@@ -10,26 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from plait.control import messages
 from plait.control.controller import Controller
-from plait.control.messages import (
-    Command,
-    Event,
-    JobCancelled,
-    JobFailed,
-    JobFinished,
-    JobRequeued,
-    JobSubmitted,
-    JobUpdated,
-    LaunchFailed,
-    NetworkReported,
-    NodeJoined,
-    NodeLost,
-    NodeSuspected,
-    ProgressReported,
-    Refuse,
-    ReplanDue,
-    UsageReported,
-)
 from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError
 from plait.core.jobs import Phase
@@ -40,37 +22,9 @@ from plait.live.protocol.requests import AFTER, PROJECT_TIME, dependencies, ina_
 from plait.live.protocol.wire import NodeInfo
 from plait.live.scheduler.leases import follow_grants
 from plait.live.scheduler.live_policy import AGGREGATES, GUESTS_PER_GPU, KILLS, made
+from plait.live.scheduler.records import notes
 from plait.live.scheduler.records.attempts import ALWAYS, BYSTANDER, ONCE, Attempt, JobRecord, NodeRecord, Rank
 from plait.live.scheduler.records.network import Serving, declared_of
-from plait.live.scheduler.records.notes import (
-    AgentRestarted,
-    AttemptBegan,
-    AttemptOver,
-    CancelAsked,
-    Entry,
-    ForecastRecorded,
-    NetworkSet,
-    NodeDrained,
-    NodeForgotten,
-    NodeLeaving,
-    Note,
-    NumbersSpent,
-    PolicySet,
-    ProfileRecorded,
-    ProjectSet,
-    RankEnded,
-    RanksMoved,
-    RanksTold,
-    Requested,
-    RequeueAsked,
-    Restarted,
-    ServiceStarted,
-    StopAsked,
-    SwitchServed,
-    Undelivered,
-    UpdateAsked,
-    jobs_of,
-)
 from plait.live.scheduler.state import State
 
 #: Maximum profiles kept for later jobs; the oldest are dropped.
@@ -78,73 +32,78 @@ MOST_LEARNT = 10_000
 #: How much the last restart counts in the average of what restarts cost a job.
 NEWEST = 0.5
 #: Events after which other jobs may run, or the same ones in other groups.
-_CHANGES_GROUPS = (ReplanDue, JobFinished, JobFailed, JobCancelled, JobUpdated, JobRequeued, LaunchFailed, NodeLost)
+_CHANGES_GROUPS = (
+    messages.ReplanDue, messages.JobFinished, messages.JobFailed, messages.JobCancelled, messages.JobUpdated,
+    messages.JobRequeued, messages.LaunchFailed, messages.NodeLost,
+)  # fmt: skip
 
 
-def apply(state: State, entry: Entry) -> Sequence[Command]:
+def apply(state: State, entry: notes.Entry) -> Sequence[messages.Command]:
     """Take the next entry of the log; returns what the controller commands."""
     state.seq += 1
     state.record.reserved_idle_gpu_s = state.reserved_idle_gpu_s(entry.at_s)
     state.now_s = max(state.now_s, entry.at_s)
-    if isinstance(entry, Note):
+    if isinstance(entry, notes.Note):
         _NOTES[type(entry)](state, entry)
         follow_grants(state)
         return ()
-    if isinstance(entry, NodeJoined):
+    if isinstance(entry, messages.NodeJoined):
         _node_joined(state, entry)
     assert state.controller is not None, f"{type(entry).__name__} before any node"
-    commands: Sequence[Command]
+    commands: Sequence[messages.Command]
     try:
         commands = state.controller.handle(entry)
     except Exception as error:
-        if not isinstance(entry, ReplanDue):
+        if not isinstance(entry, messages.ReplanDue):
             raise
         # A policy that fails must not take the cluster with it: running jobs continue, and the status shows the reason.
         text = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
         state.policy_error, commands = text, ()
     else:
-        if isinstance(entry, ReplanDue):
+        if isinstance(entry, messages.ReplanDue):
             state.policy_error = ""
     _after(state, entry, commands)
     return commands
 
 
-def _after(state: State, entry: Event, commands: Sequence[Command]) -> None:
+def _after(state: State, entry: messages.Event, commands: Sequence[messages.Command]) -> None:
     assert state.controller is not None
-    if isinstance(entry, ReplanDue):
+    if isinstance(entry, messages.ReplanDue):
         state.decision_s, state.decision_seq = entry.at_s, state.seq
-    if isinstance(entry, NodeJoined) and state.network.declared is not None:
+    if isinstance(entry, messages.NodeJoined) and state.network.declared is not None:
         state.join_network()
     if isinstance(entry, _CHANGES_GROUPS):
         state.update_groups(lambda number: processes_per_gpu(state.jobs[number].request))
-    if isinstance(entry, JobSubmitted):
+    if isinstance(entry, messages.JobSubmitted):
         for number in range(entry.first, entry.first + len(entry.jobs)):
             state.pending.popleft()
             state.jobs[number].admitted = True
-    elif isinstance(entry, NodeLost):
+    elif isinstance(entry, messages.NodeLost):
         state.nodes[entry.node].lost, state.nodes[entry.node].suspect = True, False
         state.touch_node(entry.node)
-    elif isinstance(entry, NodeSuspected):
+    elif isinstance(entry, messages.NodeSuspected):
         state.nodes[entry.node].suspect = entry.suspect
         state.touch_node(entry.node)
-    elif isinstance(entry, JobFinished):
+    elif isinstance(entry, messages.JobFinished):
         for number, end_s in zip(entry.jobs.tolist(), entry.end_s.tolist(), strict=True):
             state.record.came(number, "end", end_s)
-    elif isinstance(entry, (JobFailed, JobCancelled)):
+    elif isinstance(entry, (messages.JobFailed, messages.JobCancelled)):
         for number in entry.jobs.tolist():
             state.record.forget(number)
             job = state.jobs[number]
-            if isinstance(entry, JobCancelled) and entry.by not in ("", job.owner):
+            if isinstance(entry, messages.JobCancelled) and entry.by not in ("", job.owner):
                 job.reason = f"cancelled by {entry.by}"
-    elif isinstance(entry, ProgressReported):
+    elif isinstance(entry, messages.ProgressReported):
         _note_losses(state, entry.jobs.tolist())
-    if isinstance(entry, (JobFinished, JobCancelled)):
+    if isinstance(entry, (messages.JobFinished, messages.JobCancelled)):
         _settle_waits(state, entry.jobs.tolist())
-    if not isinstance(entry, (ProgressReported, UsageReported, NetworkReported, ReplanDue)):
-        state.touched.update(jobs_of(entry))
+    if not isinstance(
+        entry, (messages.ProgressReported, messages.UsageReported, messages.NetworkReported, messages.ReplanDue)
+    ):
+        state.touched.update(notes.jobs_of(entry))
     for command in commands:
-        state.touched.update(jobs_of(command))
-        if isinstance(command, Refuse):
+        state.touched.update(notes.jobs_of(command))
+        if isinstance(command, messages.Refuse):
             _settle_waits(state, command.jobs.tolist())
     follow_grants(state)
 
@@ -156,7 +115,7 @@ def _note_losses(state: State, numbers: Iterable[int]) -> None:
         state.controller.job_store.columns["lost_s"][number] = state.jobs[number].lost_work_s
 
 
-def _node_joined(state: State, event: NodeJoined) -> None:
+def _node_joined(state: State, event: messages.NodeJoined) -> None:
     node, hardware = state.nodes.setdefault(event.node.id, NodeRecord(event.node.id)), event.node
     node.lost = node.drained = node.leaving = node.suspect = False
     state.touched_nodes.add(node.id)
@@ -196,7 +155,7 @@ def _settle_waits(state: State, numbers: Iterable[int]) -> None:
                 state.open_members.pop(awaited, None)
 
 
-def _requested(state: State, note: Requested) -> None:
+def _requested(state: State, note: notes.Requested) -> None:
     first, (waits_for, meant) = note.first, dependencies(note.requests, note.first, note.arrays)
     ended = set(note.met)
     left = {awaited: numbers for awaited, numbers in meant.items() if not ended.issuperset(numbers)}
@@ -216,17 +175,17 @@ def _requested(state: State, note: Requested) -> None:
     state.submissions.add(note)
 
 
-def _cancel_asked(state: State, note: CancelAsked) -> None:
+def _cancel_asked(state: State, note: notes.CancelAsked) -> None:
     state.jobs[note.job].cancelled = True
     state.touched.add(note.job)
 
 
-def _requeue_asked(state: State, note: RequeueAsked) -> None:
+def _requeue_asked(state: State, note: notes.RequeueAsked) -> None:
     state.keys.add(note)
     state.touched.add(note.job)
 
 
-def _update_asked(state: State, note: UpdateAsked) -> None:
+def _update_asked(state: State, note: notes.UpdateAsked) -> None:
     state.keys.add(note)
     job = state.jobs[note.job]
     job.request = {**job.request, **note.fields}
@@ -240,13 +199,13 @@ def _update_asked(state: State, note: UpdateAsked) -> None:
     state.touched.add(note.job)
 
 
-def _policy_set(state: State, note: PolicySet) -> None:
+def _policy_set(state: State, note: notes.PolicySet) -> None:
     state.policy_text, state.may_lose_work = note.policy, note.may_lose_work
     state.policy = made(state.policy_text)
     state.refresh_policy()
 
 
-def _project_set(state: State, note: ProjectSet) -> None:
+def _project_set(state: State, note: notes.ProjectSet) -> None:
     if note.gone:
         state.projects.pop(note.name, None)
     else:
@@ -255,7 +214,7 @@ def _project_set(state: State, note: ProjectSet) -> None:
     state.refresh_policy()
 
 
-def _attempt_began(state: State, note: AttemptBegan) -> None:
+def _attempt_began(state: State, note: notes.AttemptBegan) -> None:
     job = state.jobs[note.job]
     ranks = [Rank(node, gpu) for node, gpu in note.ranks]
     job.epoch = note.epoch
@@ -278,7 +237,7 @@ def _attempt_began(state: State, note: AttemptBegan) -> None:
     state.touched.add(job.number)
 
 
-def _stop_asked(state: State, note: StopAsked) -> None:
+def _stop_asked(state: State, note: notes.StopAsked) -> None:
     attempt = state.jobs[note.job].attempt
     assert attempt is not None
     attempt.stop, attempt.grace_s, attempt.stop_s = note.why, note.grace_s, note.at_s
@@ -286,7 +245,7 @@ def _stop_asked(state: State, note: StopAsked) -> None:
     state.touched.add(note.job)
 
 
-def _rank_ended(state: State, note: RankEnded) -> None:
+def _rank_ended(state: State, note: notes.RankEnded) -> None:
     job = state.jobs[note.job]
     attempt = job.attempt
     assert attempt is not None
@@ -296,7 +255,7 @@ def _rank_ended(state: State, note: RankEnded) -> None:
     state.touched.add(note.job)
 
 
-def _attempt_over(state: State, note: AttemptOver) -> None:
+def _attempt_over(state: State, note: notes.AttemptOver) -> None:
     job = state.jobs[note.job]
     attempt = job.attempt
     assert attempt is not None
@@ -324,7 +283,7 @@ def _attempt_over(state: State, note: AttemptOver) -> None:
     state.touched.add(job.number)
 
 
-def _restarted(state: State, note: Restarted) -> None:
+def _restarted(state: State, note: notes.Restarted) -> None:
     job, cost_s = state.jobs[note.job], note.cost_s
     job.restart_s = cost_s if job.restart_s is None else job.restart_s + NEWEST * (cost_s - job.restart_s)
     job.restarts, job.down_s = job.restarts + 1, None
@@ -332,11 +291,7 @@ def _restarted(state: State, note: Restarted) -> None:
     state.touched.add(job.number)
 
 
-def _foreseen(state: State, note: ForecastRecorded) -> None:
-    state.record.add_forecast(note)
-
-
-def _node_drained(state: State, note: NodeDrained) -> None:
+def _node_drained(state: State, note: notes.NodeDrained) -> None:
     node = state.nodes[note.node]
     node.drained = note.drained
     state.touched_nodes.add(node.id)
@@ -344,14 +299,14 @@ def _node_drained(state: State, note: NodeDrained) -> None:
         node.lost = False
 
 
-def _node_leaving(state: State, note: NodeLeaving) -> None:
+def _node_leaving(state: State, note: notes.NodeLeaving) -> None:
     node = state.nodes[note.node]
     node.leaving = note.leaving
     node.lost = False  # as with a drained one: it is there, only not for work
     state.touch_node(node.id)
 
 
-def _node_forgotten(state: State, note: NodeForgotten) -> None:
+def _node_forgotten(state: State, note: notes.NodeForgotten) -> None:
     assert state.controller is not None
     del state.nodes[note.node]
     state.touched_nodes.add(note.node)
@@ -360,7 +315,7 @@ def _node_forgotten(state: State, note: NodeForgotten) -> None:
         state.join_network()
 
 
-def _learnt(state: State, note: ProfileRecorded) -> None:
+def _learnt(state: State, note: notes.ProfileRecorded) -> None:
     if note.job is not None:
         state.touched.add(note.job)
     if note.beside:
@@ -379,43 +334,38 @@ def _learnt(state: State, note: ProfileRecorded) -> None:
         job.profiled, job.seen_outside = not note.outside, note.outside
 
 
-def _network_set(state: State, note: NetworkSet) -> None:
+def _network_set(state: State, note: notes.NetworkSet) -> None:
     book = state.network
     book.declared = declared_of(note)
     book.serving = {}
     state.join_network()
 
 
-def _switch_served(state: State, note: SwitchServed) -> None:
+def _switch_served(state: State, note: notes.SwitchServed) -> None:
     state.network.serving[note.switch] = Serving(note.node, note.incarnation)
 
 
-def _ranks_told(state: State, note: RanksTold) -> None:
+def _ranks_told(state: State, note: notes.RanksTold) -> None:
     state.network.told[note.job] = note
     state.touched.add(note.job)
 
 
-def _ranks_moved(state: State, note: RanksMoved) -> None:
-    state.network.former.pop(note.job, None)
-
-
-def _numbers_spent(state: State, note: NumbersSpent) -> None:
+def _numbers_spent(state: State, note: notes.NumbersSpent) -> None:
     lease = state.network.leases.get(note.job)
     if lease is not None and lease.since == note.since:
         state.network.leases[note.job] = replace(lease, spent=True)
 
 
-def _as_before(state: State, note: ServiceStarted | AgentRestarted | Undelivered) -> None:
-    """For readers of the log; the state does not change."""
-
-
-_NOTES: dict[type[Any], Callable[[State, Any], None]] = {
-    Requested: _requested, CancelAsked: _cancel_asked, PolicySet: _policy_set,
-    RequeueAsked: _requeue_asked, UpdateAsked: _update_asked,
-    ProjectSet: _project_set, AttemptBegan: _attempt_began, StopAsked: _stop_asked,
-    RankEnded: _rank_ended, AttemptOver: _attempt_over, NodeDrained: _node_drained,
-    ProfileRecorded: _learnt, NodeLeaving: _node_leaving, NodeForgotten: _node_forgotten,
-    Restarted: _restarted, ForecastRecorded: _foreseen, NetworkSet: _network_set, SwitchServed: _switch_served,
-    RanksTold: _ranks_told, RanksMoved: _ranks_moved, NumbersSpent: _numbers_spent,
-    ServiceStarted: _as_before, AgentRestarted: _as_before, Undelivered: _as_before,
+_NOTES: dict[type[Any], Callable[[State, Any], object]] = {
+    notes.Requested: _requested, notes.CancelAsked: _cancel_asked, notes.PolicySet: _policy_set,
+    notes.RequeueAsked: _requeue_asked, notes.UpdateAsked: _update_asked, notes.ProjectSet: _project_set,
+    notes.AttemptBegan: _attempt_began, notes.StopAsked: _stop_asked, notes.RankEnded: _rank_ended,
+    notes.AttemptOver: _attempt_over, notes.NodeDrained: _node_drained, notes.ProfileRecorded: _learnt,
+    notes.NodeLeaving: _node_leaving, notes.NodeForgotten: _node_forgotten, notes.Restarted: _restarted,
+    notes.ForecastRecorded: lambda state, note: state.record.add_forecast(note),
+    notes.NetworkSet: _network_set, notes.SwitchServed: _switch_served, notes.RanksTold: _ranks_told,
+    notes.RanksMoved: lambda state, note: state.network.former.pop(note.job, None),
+    notes.NumbersSpent: _numbers_spent,
+    # For readers of the log alone: the state does not change.
+    notes.ServiceStarted: lambda *_: None, notes.AgentRestarted: lambda *_: None, notes.Undelivered: lambda *_: None,
 }  # fmt: skip

@@ -21,6 +21,7 @@ from plait.live.layout import job_name
 from plait.live.protocol.profile_keys import processes_per_gpu
 from plait.live.protocol.requests import limits_of
 from plait.live.protocol.wire import RUNNING
+from plait.live.scheduler import stops
 from plait.live.scheduler.context import FENCE_TRIES, Context
 from plait.live.scheduler.measured import lost_work_s, never_saved, report_progress, served_s, why_lost
 from plait.live.scheduler.records.attempts import (
@@ -35,19 +36,6 @@ from plait.live.scheduler.records.attempts import (
 )
 from plait.live.scheduler.records.end_words import same_end
 from plait.live.scheduler.records.notes import AttemptBegan, AttemptOver, RankEnded
-from plait.live.scheduler.stops import (
-    TIME_LIMIT,
-    YIELDS,
-    ask_stop,
-    end_successors,
-    limit_in_words,
-    may_overlap,
-    new_holders,
-    out_of_time,
-    preemption_reason,
-    time_left_s,
-    waits_for,
-)
 
 #: See `reconcile`.
 NextEpoch: TypeAlias = Callable[[int, int], int]
@@ -78,11 +66,11 @@ def reconcile(ctx: Context, next_epoch: NextEpoch) -> bool:
             if put_off:
                 deferred = True
             elif why in DEFERRABLE:
-                holders = new_holders(ctx) if holders is None else holders  # once a pass, as it looks at all jobs
+                holders = stops.new_holders(ctx) if holders is None else holders  # once a pass, as it looks at all jobs
                 takers = sorted({taker for gpu in attempt.gpus for taker in holders.get(gpu, ())} - {number})
-                ctx.record(ask_stop(ctx, attempt, why, preemption_reason(ctx, number, takers), takers))
+                ctx.record(stops.ask_stop(ctx, attempt, why, stops.preemption_reason(ctx, number, takers), takers))
             elif why:
-                ctx.record(ask_stop(ctx, attempt, why))
+                ctx.record(stops.ask_stop(ctx, attempt, why))
         _end_unfenced(ctx, number, attempt)
         if _may_close(ctx, job, attempt, wanted):
             _close(ctx, job, attempt)
@@ -106,7 +94,7 @@ def reconcile(ctx: Context, next_epoch: NextEpoch) -> bool:
             waits = successor is not None and successor.attempt.gpus == gpus
             limits = successor.attempt.limits if successor and waits else _plan(ctx, job, gpus)
             ctx.record(AttemptBegan(ctx.now_s, job.number, epoch, list(gpus), ranks, port, limits))
-    end_successors(ctx)
+    stops.end_successors(ctx)
     return deferred
 
 
@@ -165,7 +153,7 @@ def _overlaps(
     unseen = any(rank.seen is None and ctx.state.nodes[rank.node].state == "ready" for rank in open_ranks)
     if ctx.options.overlap_s > 0 and unseen and job.number not in ctx.unfenced:
         return True  # this service has just begun to lead: whether the job saves is reported within a second
-    if wanted is None or not may_overlap(ctx, job, attempt) or _on_unresponsive_node(ctx, wanted):
+    if wanted is None or not stops.may_overlap(ctx, job, attempt) or _on_unresponsive_node(ctx, wanted):
         return False
     successor = ctx.successors.get(job.number)
     if successor is None or successor.attempt.gpus != wanted:
@@ -177,7 +165,7 @@ def _overlaps(
         attempt = Attempt(job.number, epoch, wanted, ranks, ctx.now_s, limits=_plan(ctx, job, wanted))
         successor = Successor(attempt, ctx.now_s)
         ctx.successors[job.number], ctx.reassign = successor, True
-    return waits_for(ctx, successor)
+    return stops.waits_for(ctx, successor)
 
 
 def _before_first_step(ctx: Context, attempt: Attempt) -> bool:
@@ -206,8 +194,8 @@ def _outcome(attempt: Attempt) -> str:
         return "finished"
     if not all(r.ended for r in attempt.ranks):
         return "lost"  # with a node; ranks of its gang that failed did so because it was gone
-    if attempt.stop == TIME_LIMIT:
-        return TIME_LIMIT
+    if attempt.stop == stops.TIME_LIMIT:
+        return stops.TIME_LIMIT
     named = {FAILED: "failed", START: "start failed", REQUEUE: "requeued"}
     if attempt.fault:
         return named[attempt.fault]
@@ -225,10 +213,12 @@ def _close(ctx: Context, job: JobRecord, attempt: Attempt) -> None:
         return
     if over.outcome == "finished":
         ctx.record(JobFinished(now_s, jobs, np.array([over.ended_s])))
-    elif out_of_time(job):
-        reason = f"time limit {limit_in_words(job)} reached"
-        if (left_s := time_left_s(job)) > 0:
-            reason = f"ended {duration(left_s)} before its time limit {limit_in_words(job)}, at the warning (--signal)"
+    elif stops.out_of_time(job):
+        reason = f"time limit {stops.limit_in_words(job)} reached"
+        if (left_s := stops.time_left_s(job)) > 0:
+            reason = (
+                f"ended {duration(left_s)} before its time limit {stops.limit_in_words(job)}, at the warning (--signal)"
+            )
         if (lead := attempt.lead) is not None and lead.checkpoint_age_s is not None and lead.saves not in FROM_START:
             reason += f"; to go on from its checkpoint: plait clone {job_name(job.number)} --from-checkpoint"
         ctx.record(JobFailed(now_s, jobs, reason, again=False))
@@ -240,7 +230,7 @@ def _close(ctx: Context, job: JobRecord, attempt: Attempt) -> None:
             ctx.record(_failed(job, attempt, previous, now_s))
         elif phase is Phase.RUNNING:
             ctx.record(LaunchFailed(now_s, jobs, attempt.cause))
-    elif attempt.stop == YIELDS and phase is Phase.RUNNING:
+    elif attempt.stop == stops.YIELDS and phase is Phase.RUNNING:
         ctx.record(LaunchFailed(now_s, jobs, attempt.leaves or "left the GPU to the job whose guest it was"))
 
 

@@ -11,19 +11,8 @@ from plait.core.errors import InputError, PlaitError
 from plait.live.agent.processes.launch import LEASE_VARIABLE
 from plait.live.discovery import record_file, records
 from plait.live.layout import Layout, job_number
-from plait.live.supervisor import daemon
+from plait.live.supervisor import daemon, services
 from plait.live.supervisor.options import remember_down, remembered, remembered_backend, was_up
-from plait.live.supervisor.services import (
-    STOP_S,
-    any_service_process,
-    elsewhere,
-    end,
-    own_client,
-    process_of,
-    processes,
-    refuse_elsewhere,
-    unnamed_processes,
-)
 from plait.live.system import cgroups, modules, procs
 from plait.live.system.procs import Process
 
@@ -36,7 +25,7 @@ def refuse_losses(layout: Layout) -> None:
     if not running and not (records(layout) or layout.service_file.exists()):
         return
     try:
-        with own_client(layout) as service:
+        with services.own_client(layout) as service:
             found = service.losses()
     except (PlaitError, OSError) as error:
         if not running:
@@ -49,7 +38,7 @@ def refuse_losses(layout: Layout) -> None:
         raise InputError(refusal(found.text, len(found.losses)))
 
 
-def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S, kept: bool = False) -> list[str]:
+def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = services.STOP_S, kept: bool = False) -> list[str]:
     """End all processes of a cluster on this machine; returns what was done and what is left, for people.
 
     Jobs get `patience_s` for a checkpoint. The store, logs and checkpoints stay where they are. Nodes are ended where
@@ -58,9 +47,9 @@ def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S, kept: b
     """
     kept = daemon.stop_all(layout) or kept
     said = _end_services(layout)
-    if away := elsewhere(layout):
+    if away := services.elsewhere(layout):
         if not (said or kept):
-            refuse_elsewhere(layout)
+            services.refuse_elsewhere(layout)
         return [
             *said,
             f"nodes and jobs are kept on {', '.join(sorted(set(away.values())))}; end them there with plait down",
@@ -75,7 +64,7 @@ def stop(layout: Layout, *, stop_jobs: bool, patience_s: float = STOP_S, kept: b
         remembered_backend(layout, patience_s).stop(jobs=stop_jobs)
     if remembered(layout).get("backend", "local") == "local":  # others' agents belong to allocations, which stay
         for agent in modules.of_home(layout.home, modules.AGENT):  # whose files were removed
-            end(agent)
+            services.end(agent)
             agents = [*agents, agent]
     if was_up(layout):
         remember_down(layout, remembered(layout))
@@ -117,18 +106,18 @@ def _jobs_of(found: dict[int, str]) -> list[str]:
 
 def _agents(layout: Layout) -> list[Process]:
     records = (procs.read_json(path) or {} for path in layout.home.glob("nodes/*/agent.json"))
-    return [agent for record in records if (agent := process_of(record)) is not None]
+    return [agent for record in records if (agent := services.process_of(record)) is not None]
 
 
 def _end_services(layout: Layout) -> list[str]:
-    ready, process = processes(layout), any_service_process(layout)
+    ready, process = services.processes(layout), services.any_service_process(layout)
     # Followers end first, or they would take over.
     for name in sorted(ready, key=lambda name: records(layout).get(name, {}).get("role") == "leader"):
-        end(ready[name])
+        services.end(ready[name])
         record_file(layout, name).unlink(missing_ok=True)
-    for other in {process, *unnamed_processes(layout)} - {None}:  # also one that is still starting
+    for other in {process, *services.unnamed_processes(layout)} - {None}:  # also one that is still starting
         if other is not None and other.alive:
-            end(other)
+            services.end(other)
             process = other
     if not ready and process is None:
         return []

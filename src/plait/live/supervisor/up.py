@@ -25,22 +25,9 @@ from plait.live.discovery import file_of
 from plait.live.layout import FIRST, Layout, make_private
 from plait.live.notes import note
 from plait.live.protocol.leases import LEASE_SHARE, LOST_S, check_lease
-from plait.live.supervisor import daemon
+from plait.live.supervisor import daemon, services
 from plait.live.supervisor.down import stop
 from plait.live.supervisor.options import and_remembered, for_backend, remember, remember_down, remembered, was_up
-from plait.live.supervisor.services import (
-    IDLE_S,
-    LOOK_S,
-    any_service_process,
-    end_child,
-    last_line,
-    others_ready,
-    own_client,
-    refuse_elsewhere,
-    refuse_taken_port,
-    start_service,
-    start_standby,
-)
 from plait.live.system.procs import Patience
 from plait.network.topology.declared import NONE, Declared, read_network
 from plait.network.topology.shapes import SHAPES
@@ -59,8 +46,8 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     ]
     if missing:
         raise MissingExtra(", ".join(missing), "live", "running a cluster")
-    refuse_elsewhere(layout)
-    running = any_service_process(layout)
+    services.refuse_elsewhere(layout)
+    running = services.any_service_process(layout)
     if running is not None:
         return _kept_again(layout, given, running.pid)
     if "policy" in given:
@@ -71,7 +58,7 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
         # A typing mistake is found here, with a suggestion; whether there is a network, the service knows.
         live_policy(given["policy"], given.get("network") != NONE)
     network = _network_given(layout, given)
-    refuse_taken_port(given.get("port"), given.get("host"))
+    services.refuse_taken_port(given.get("port"), given.get("host"))
     if make_private(layout.home).stat().st_mode & 0o066:
         note(f"other users can look into {layout.home}; close it with: chmod 700 {layout.home}")
     options = and_remembered(layout, given)
@@ -94,7 +81,11 @@ def start(layout: Layout, given: dict[str, Any]) -> Client:
     options["most-gpus"] = backend.most_gpus()
     kept = daemon.stop(layout, daemon.KEEPER)  # it would restart the service with the old options
     try:
-        return _rejoin(layout, options, backend) if others_ready(layout) else _begin(layout, given, options, backend)
+        return (
+            _rejoin(layout, options, backend)
+            if services.others_ready(layout)
+            else _begin(layout, given, options, backend)
+        )
     except BaseException:
         if kept:
             daemon.spawn(
@@ -131,10 +122,10 @@ def _begin(layout: Layout, given: dict[str, Any], options: dict[str, Any], backe
         bool(before)
         and {k: v for k, v in given.items() if k not in ("policy", "may-lose-work")}.items() <= before.items()
     )
-    process = start_service(layout, options)
+    process = services.start_service(layout, options)
     try:
         remember(layout, options)  # so that `plait down` finds what is begun now
-        service = own_client(layout)
+        service = services.own_client(layout)
         _refuse_losses(service, backend)
         backend.start()
         _await_nodes(service, layout, process, backend)
@@ -145,7 +136,7 @@ def _begin(layout: Layout, given: dict[str, Any], options: dict[str, Any], backe
         if isinstance(error, PlaitError) and again and process.poll() is None:
             # Existing agents and jobs must not lose their service because of it.
             note(f"{error}; the service runs, and its nodes are tried again until they come")
-            return own_client(layout)
+            return services.own_client(layout)
         _undo(layout, process, before, was)
         raise
     return service
@@ -154,7 +145,7 @@ def _begin(layout: Layout, given: dict[str, Any], options: dict[str, Any], backe
 def _undo(layout: Layout, process: subprocess.Popen[bytes], before: dict[str, Any], was: bool) -> None:
     """End the processes of a failed start; where the cluster was up, its agents continue as without a service."""
     if was:
-        end_child(process)
+        services.end_child(process)
         remember(layout, before)
         return
     try:
@@ -170,10 +161,10 @@ def _undo(layout: Layout, process: subprocess.Popen[bytes], before: dict[str, An
 def restart_service(layout: Layout) -> None:
     """The service of a cluster that was up; its agents run without it, and its nodes are kept elsewhere."""
     options = remembered(layout)
-    if others_ready(layout):  # one of them leads by now
-        start_standby(layout, options, FIRST)
+    if services.others_ready(layout):  # one of them leads by now
+        services.start_standby(layout, options, FIRST)
     else:
-        start_service(layout, _with_last_port(layout, options))
+        services.start_service(layout, _with_last_port(layout, options))
 
 
 def _with_last_port(layout: Layout, options: dict[str, Any]) -> dict[str, Any]:
@@ -181,7 +172,7 @@ def _with_last_port(layout: Layout, options: dict[str, Any]) -> dict[str, Any]:
     said = read_service_file(layout) or {}
     try:
         port = urlsplit(str(said.get("url", ""))).port
-        refuse_taken_port(port, options.get("host"))
+        services.refuse_taken_port(port, options.get("host"))
     except (ValueError, InputError):
         return options
     return options if options.get("port") or not port else {**options, "port": port}
@@ -197,25 +188,25 @@ def _kept_again(layout: Layout, given: dict[str, Any], pid: int) -> Client:
             "stop it with: plait down"
         )
     note("the service runs; its keeper is started again, and starts what else has died")
-    return own_client(layout)
+    return services.own_client(layout)
 
 
 def _rejoin(layout: Layout, options: dict[str, Any], backend: NodeBackend) -> Client:
     """Where others stand ready one of them leads by now: the first service comes back to stand by for that one."""
-    start_standby(layout, options, FIRST)
+    services.start_standby(layout, options, FIRST)
     remember(layout, options)
     try:
         backend.start()
     except PlaitError as error:
         note(f"{error}; the service runs, and its nodes are tried again until they come")
-    service = own_client(layout)
+    service = services.own_client(layout)
     service.status()
     return service
 
 
 def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[bytes], backend: NodeBackend) -> None:
     """Wait until as many nodes are ready as were started, each of its size, as long as service or agents work."""
-    patience, wanted, sizes = Patience(round(IDLE_S / LOOK_S)), backend.expected(), _sizes(backend)
+    patience, wanted, sizes = Patience(round(services.IDLE_S / services.LOOK_S)), backend.expected(), _sizes(backend)
     while True:
         ready = [node for node in service.nodes() if node.state in ("ready", "drained")]
         # Until its agent has reported, an existing node is shown in its previous state.
@@ -224,14 +215,15 @@ def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[byte
             return
         if process.poll() is not None:
             log = file_of(layout, FIRST, "log")
-            raise InputError(f"the service stopped: {last_line(log)}; all of it: {log}")
+            raise InputError(f"the service stopped: {services.last_line(log)}; all of it: {log}")
         missing = [node.pid for node in backend.list_nodes() if node.name not in there and node.pid]
         if patience.over([process.pid, *missing]):
             why = _held(ready, sizes or {}) or (
-                f"the others have done nothing for {IDLE_S:g} s: look at {layout.home / 'nodes' / '*' / 'agent.log'}"
+                f"the others have done nothing for {services.IDLE_S:g} s: look at "
+                f"{layout.home / 'nodes' / '*' / 'agent.log'}"
             )
             raise InputError(f"{len(there)} of {counted(wanted, 'node')} joined; {why}")
-        time.sleep(LOOK_S)
+        time.sleep(services.LOOK_S)
 
 
 def _held(nodes: list[NodeRow], sizes: Mapping[str, int]) -> str:

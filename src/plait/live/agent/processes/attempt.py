@@ -18,20 +18,8 @@ from plait.live.agent.outside import BEGIN_S, profile_of
 from plait.live.agent.pages import PageProgress, PageReader
 from plait.live.agent.processes.job_files import Claim, end_of, read_claim, read_end
 from plait.live.agent.sharing import GpuProcess
+from plait.live.protocol import wire
 from plait.live.protocol.validation import sane_text
-from plait.live.protocol.wire import (
-    ENDED,
-    PREEMPTED,
-    RUNNING,
-    STARTING,
-    STOPPING,
-    Exchange,
-    Profile,
-    Resources,
-    Run,
-    Seen,
-    Sharing,
-)
 from plait.live.system import cgroups, procs
 from plait.live.system.accounts import in_name_of, job_folder
 from plait.live.system.procs import Process
@@ -58,7 +46,7 @@ class RankFiles:
         self._folder = folder
         self._version: int | None = None
         self._stamp: tuple[int, int] | None = None
-        self._exchange: Exchange | None = None
+        self._exchange: wire.Exchange | None = None
 
     @property
     def grant(self) -> Path:
@@ -74,7 +62,7 @@ class RankFiles:
                 write_grant(self.grant, grant)
                 self._version = grant.version
 
-    def exchange(self) -> Exchange | None:
+    def exchange(self) -> wire.Exchange | None:
         """The rank's last report; None before the first."""
         try:
             found = os.stat(self._folder / report.FILE)
@@ -84,7 +72,7 @@ class RankFiles:
         if stamp != self._stamp and (said := report_of(procs.read_json(self._folder / report.FILE))) is not None:
             self._stamp = stamp
             seconds = said.agreement_s + said.quantise_s + said.transfer_s + said.decode_s + said.success_s
-            self._exchange = Exchange(
+            self._exchange = wire.Exchange(
                 said.mode, said.reason, said.grant_version, float(said.aggregated_bytes), float(said.fallback_bytes),
                 seconds + said.gloo_s, said.collided_share, said.resend_share, float(said.timeouts),
                 float(said.numbers),
@@ -115,10 +103,10 @@ class LocalAttempt:
     iteration in `outside`.
     """
 
-    run: Run
+    run: wire.Run
     folder: Path
     mark: str
-    state: str = STARTING
+    state: str = wire.STARTING
     process: Process | None = None
     pidfd: int = -1
     pid: int = 0
@@ -131,14 +119,14 @@ class LocalAttempt:
     ended_boot_s: float = 0.0
     group_version: tuple[str, int, Neighbours | None] | None = None
     neighbours: Neighbours | None = None
-    sharing: Sharing | None = None
+    sharing: wire.Sharing | None = None
     owed_since_s: float | None = None
     claimed: bool = False
     runner_ends: int = 0
     shares: bool = False
     merged: str = ""
     page: PageReader | None = field(default=None, repr=False)
-    resources: Resources | None = None
+    resources: wire.Resources | None = None
     outside_s: float | None = None
     outside: list[float] | None = None
     network: RankFiles = field(init=False, repr=False)
@@ -153,12 +141,12 @@ class LocalAttempt:
 
     @property
     def alive(self) -> bool:
-        return self.state in (RUNNING, STOPPING)
+        return self.state in (wire.RUNNING, wire.STOPPING)
 
     @_as_owner
     def began(self, process: Process, at_boot_s: float = 0.0) -> None:
         """Its runner is this process since then (CLOCK_BOOTTIME), after it waited; 0: since its start."""
-        self.process, self.state = process, RUNNING
+        self.process, self.state = process, wire.RUNNING
         now_s = procs.boot_s()
         self.began_boot_s = max(now_s - process.age_s, min(at_boot_s, now_s))
         self.pidfd = process.open() or -1
@@ -196,7 +184,7 @@ class LocalAttempt:
         """It has no process (any more) and never became the job's: as if it had just been assigned."""
         if self.page is not None:
             self.page.close()
-        self.state, self.process, self.page, self.pid, self.reason = STARTING, None, None, 0, why
+        self.state, self.process, self.page, self.pid, self.reason = wire.STARTING, None, None, 0, why
 
     def watch(self) -> None:
         """Fail it if it hangs in a stage. Not what shares its process with others: they would end with it.
@@ -204,7 +192,7 @@ class LocalAttempt:
         Of a gang only rank 0 is looked at: the others may wait for it while it evaluates or saves alone, and what
         any of them hangs in keeps rank 0 from its next iteration too.
         """
-        if self.state != RUNNING or self.shares or self.page is None or self.run.rank:
+        if self.state != wire.RUNNING or self.shares or self.page is None or self.run.rank:
             return
         try:
             least_s = float(self.run.env.get("PLAIT_HANG_S", HANG_S))
@@ -216,7 +204,7 @@ class LocalAttempt:
 
     def fail_with_gang(self) -> None:
         """End it at once, because another process of its job hangs, and write down where it was."""
-        if self.state == RUNNING and not self.shares:
+        if self.state == wire.RUNNING and not self.shares:
             where = self.page.place() if self.page is not None else "between two stages"
             self.fail(f"ended, as another process of the job hung; it was {where}; its stacks are in the log")
 
@@ -233,15 +221,15 @@ class LocalAttempt:
 
         `own`: the agent wants it, the service did not ask. However it obeys, it is then to be started again.
         """
-        if self.state == ENDED:
+        if self.state == wire.ENDED:
             return
-        if self.state == STARTING:
-            self.end(PREEMPTED, reason or "stopped before it started")
+        if self.state == wire.STARTING:
+            self.end(wire.PREEMPTED, reason or "stopped before it started")
             return
         kill_at = time.monotonic() + grace_s + RUNNER_PATIENCE_S
         if self.kill_at is not None and kill_at >= self.kill_at:
             return
-        self.state, self.kill_at, self.stop_reason = STOPPING, kill_at, self.stop_reason or reason
+        self.state, self.kill_at, self.stop_reason = wire.STOPPING, kill_at, self.stop_reason or reason
         self.own_stop |= own
         if self.page is not None:
             self.page.stop(STOP_GRACEFULLY if grace_s > 0 else STOP_NOW)
@@ -252,11 +240,11 @@ class LocalAttempt:
 
     def overdue(self) -> bool:
         """Whether its runner has had its time and the agent has to end it."""
-        return self.state == STOPPING and self.kill_at is not None and time.monotonic() >= self.kill_at
+        return self.state == wire.STOPPING and self.kill_at is not None and time.monotonic() >= self.kill_at
 
     def end(self, exit_code: int | None, reason: str | None, ended_boot_s: float | None = None) -> None:
         """It is over; its last progress is kept."""
-        self.state, self.exit_code, self.reason = ENDED, exit_code, None if reason is None else sane_text(reason)
+        self.state, self.exit_code, self.reason = wire.ENDED, exit_code, None if reason is None else sane_text(reason)
         self.ended_boot_s = procs.boot_s() if ended_boot_s is None else ended_boot_s
         if self.page is not None:
             self.page.close()
@@ -279,17 +267,17 @@ class LocalAttempt:
         with in_name_of(job_folder(self.folder)):
             own = self.own_stop or (procs.read_json(self.folder / "stop.json") or {}).get("own") is True
         if own and code in _TOLD_TO_END:  # not its failure
-            code, reason = PREEMPTED, self.stop_reason or reason
-        if end.stopped and code not in (None, PREEMPTED) and code >= 0 and not (self.page and self.page.ended):
+            code, reason = wire.PREEMPTED, self.stop_reason or reason
+        if end.stopped and code not in (None, wire.PREEMPTED) and code >= 0 and not (self.page and self.page.ended):
             how = f"exit code {code} after SIGTERM, which is no end of its own"
-            code, reason = PREEMPTED, how if code or not reason else reason
-        self.end(code, reason or (self.stop_reason if code == PREEMPTED else None), end.boot_s)
+            code, reason = wire.PREEMPTED, how if code or not reason else reason
+        self.end(code, reason or (self.stop_reason if code == wire.PREEMPTED else None), end.boot_s)
 
     def _unknown_end(self, lease: Lease | None) -> dict[str, object]:
         """Nobody saw the exit code; write down what is known, so that it stays the answer."""
         if self.process is not None and self.process.boot != procs.boot_id():
             reason = "the machine was restarted while it ran"
-        elif self.state == STOPPING and self.overdue():
+        elif self.state == wire.STOPPING and self.overdue():
             reason = "did not end within its grace, and neither did its runner; killed"
         else:
             reason = "its runner was killed from outside, and with it the process"
@@ -300,9 +288,9 @@ class LocalAttempt:
             "boot": procs.boot_id(),
         }
         if lease is not None:  # the kernel ended its runner by it
-            record |= {"exit_code": PREEMPTED, "reason": str(lease)}
+            record |= {"exit_code": wire.PREEMPTED, "reason": str(lease)}
         elif self.shares:  # no job is known to be at fault: it restarts, by itself
-            record |= {"exit_code": PREEMPTED, "merged": "unknown"}
+            record |= {"exit_code": wire.PREEMPTED, "merged": "unknown"}
         with contextlib.suppress(OSError):
             procs.write_json(self.folder / "exit.json", record, durable=True)
         return record
@@ -316,12 +304,12 @@ class LocalAttempt:
             self.run.group.guest,
             self.folder / "page.bin",
             alive=self.alive,
-            stopping=self.state == STOPPING,
+            stopping=self.state == wire.STOPPING,
             persistent_bytes=int(self.run.device_bytes),
             world=self.run.world,
         )
 
-    def update(self, run: Run) -> None:
+    def update(self, run: wire.Run) -> None:
         """Apply what may change while it runs: its group, how to stop it, and what it may use of a switch."""
         known = self.run if self.run.argv else run  # it was found without a journal
         self.run = replace(
@@ -330,21 +318,21 @@ class LocalAttempt:
         )  # fmt: skip
 
     @_as_owner
-    def seen(self) -> Seen:
+    def seen(self) -> wire.Seen:
         """The report of this process for the service."""
         if self.alive and self.pid == 0:
             claim = read_claim(self.folder)
             self.know(claim)  # an agent that starts may reattach to a runner before it has claimed anything
             self.pid = claim.child if claim is not None else 0
         progress = dict(vars(self.page.read())) if self.page is not None else {}
-        known: Profile | None = progress.get("profile")
+        known: wire.Profile | None = progress.get("profile")
         if self.outside is not None and (known is None or known.outside):
             progress["profile"] = profile_of(self.outside, known.iteration_s if known else progress.get("step_s"))
         first_boot_s, last_boot_s = (progress.pop(f"{name}_step_boot_s", None) for name in ("first", "last"))
         now = procs.boot_s()
-        over = self.state == ENDED
+        over = self.state == wire.ENDED
         held_s = (self.ended_boot_s if over else now) - self.began_boot_s if self.process is not None else 0.0
-        return Seen(  # cleaned, as a report that cannot be taken would hold up all others of the node
+        return wire.Seen(  # cleaned, as a report that cannot be taken would hold up all others of the node
             job=self.run.job,
             epoch=self.run.epoch,
             rank=self.run.rank,
@@ -370,7 +358,13 @@ class LocalAttempt:
         """
         began_s = self.began_boot_s if self.outside_s is None else self.outside_s
         wait_s = max(BEGIN_S, began_s - self.began_boot_s)
-        if self.state != RUNNING or self.run.rank or self.shares or self.run.group.guest or self.outside is not None:
+        if (
+            self.state != wire.RUNNING
+            or self.run.rank
+            or self.shares
+            or self.run.group.guest
+            or self.outside is not None
+        ):
             return False
         return procs.boot_s() - began_s >= wait_s and not self.counts_iterations()
 

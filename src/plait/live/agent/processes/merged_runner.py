@@ -28,16 +28,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from plait.live.agent.processes.runner import (
-    LogWriter,
-    Runner,
-    Task,
-    claim,
-    grace_of,
-    kernel_kills,
-    readable,
-    write_exit,
-)
+from plait.live.agent.processes import runner
 from plait.live.system import procs
 
 CULPRIT, BYSTANDER, UNKNOWN, REFUSED = "culprit", "bystander", "unknown", "refused"
@@ -56,8 +47,8 @@ _CHUNK = 1 << 16
 class MergedMember:
     """One job of the process."""
 
-    task: Task
-    log: LogWriter
+    task: runner.Task
+    log: runner.LogWriter
     pipe: int
     output: int
     name: str
@@ -103,7 +94,7 @@ class _Everybody:
 
 
 @dataclass
-class HostRunner(Runner):
+class HostRunner(runner.Runner):
     """Carries out the tasks of a group in one process; see the module."""
 
     members: list[MergedMember] = field(default_factory=list)
@@ -118,12 +109,12 @@ class HostRunner(Runner):
         self.log = _Everybody(self.members)  # type: ignore[assignment]
         wake = self._listen()
         self._started = procs.boot_s()
-        kills = kernel_kills()
+        kills = runner.kernel_kills()
         failure = self._start_host()
         if failure is None:
             self._watch(wake)
         self._clean_up()
-        killed_by_kernel = kernel_kills() > kills
+        killed_by_kernel = runner.kernel_kills() > kills
         for member in self.members:
             if not member.written:
                 self._write(member, *(failure or self._end_of(member, killed_by_kernel)))
@@ -264,7 +255,7 @@ class HostRunner(Runner):
                 asked = procs.read_json(os.path.join(member.task.folder, "stop.json"))
                 if member.ended is not None or (asked is None and not _page_says_stop(member.task.folder)):
                     continue
-                grace_s = grace_of((asked or {}).get("grace_s"), member.task.grace_s)
+                grace_s = runner.grace_of((asked or {}).get("grace_s"), member.task.grace_s)
                 at = now + (grace_s or _HURRY_S)
                 if not member.stopping:
                     self._say(stop=index)
@@ -277,7 +268,7 @@ class HostRunner(Runner):
     def _drain(self) -> None:
         super()._drain()
         if self._control is not None:
-            while readable(self._control.fileno()) and self._listen_to_host():
+            while runner.readable(self._control.fileno()) and self._listen_to_host():
                 pass
             self._control.close()
         for member in self.members:
@@ -334,7 +325,7 @@ class HostRunner(Runner):
     def _write(self, member: MergedMember, code: int, reason: str | None, merged: str = "") -> None:
         member.written = True
         record = {"exit_code": code, "reason": reason, "seconds": procs.boot_s() - self._started}
-        write_exit(member.task.folder, record | ({"merged": merged} if merged else {}))
+        runner.write_exit(member.task.folder, record | ({"merged": merged} if merged else {}))
 
 
 def _page_says_stop(folder: str) -> bool:
@@ -347,12 +338,12 @@ def _page_says_stop(folder: str) -> bool:
         return False
 
 
-def _claim_all(tasks: list[Task], mark: str) -> list[Task]:
+def _claim_all(tasks: list[runner.Task], mark: str) -> list[runner.Task]:
     """Tasks whose folders are ours now; without any claim if the disk refuses one."""
-    ours: list[Task] = []
+    ours: list[runner.Task] = []
     try:
         for task in tasks:
-            if claim(task.folder, merged=len(tasks), mark=mark):
+            if runner.claim(task.folder, merged=len(tasks), mark=mark):
                 ours.append(task)  # noqa: PERF401  (one by one: an error leaves none)
     except OSError:
         for task in ours:
@@ -365,7 +356,7 @@ def main() -> int:
     """Carry out the tasks on standard input."""
     try:
         said = json.loads(sys.stdin.buffer.read())
-        host, tasks = Task(**said["host"]), [Task(**one) for one in said["members"]]
+        host, tasks = runner.Task(**said["host"]), [runner.Task(**one) for one in said["members"]]
     except ValueError:
         return 0  # the agent died while it wrote: nothing was started
     os.umask(0o077)
@@ -373,10 +364,10 @@ def main() -> int:
     members = []
     for task in _claim_all(tasks, host.mark):
         try:
-            log = LogWriter(task.folder, task.log_bytes, task.output)
+            log = runner.LogWriter(task.folder, task.log_bytes, task.output)
         except OSError as error:
             no_log = {"exit_code": 126, "reason": f"no log or output could be made: {error}", "seconds": 0.0}
-            write_exit(task.folder, no_log)
+            runner.write_exit(task.folder, no_log)
             continue
         pipe, output = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(pipe, False)

@@ -17,35 +17,8 @@ from plait.control.snapshot import of_active, snapshot
 from plait.core.jobs import Checkpoints, Phase
 from plait.core.resources import CPU_KIND
 from plait.core.words import arguments, command_line, counted
-from plait.live.api.cluster import (
-    HARDWARE,
-    NODE_STATES,
-    ClusterFigures,
-    GpuReading,
-    Gpus,
-    GpuTenSeconds,
-    LostWork,
-    NodeRow,
-    NodeUsage,
-    Queue,
-    QueuedJob,
-    WantedGpus,
-)
-from plait.live.api.jobs import (
-    FINAL,
-    STATES,
-    AdaptiveJob,
-    BatchBounds,
-    GroupOfJob,
-    JobAttempt,
-    JobRow,
-    JobState,
-    LastDecision,
-    Place,
-    RankOfAttempt,
-    RankState,
-    Stops,
-)
+from plait.live.api import cluster
+from plait.live.api import jobs as api
 from plait.live.layout import job_name
 from plait.live.protocol.requests import needs_no_gpu
 from plait.live.protocol.wire import RUNNING
@@ -61,7 +34,7 @@ from plait.live.scheduler.state import RECENT, State
 from plait.live.store.schema import Views
 
 
-def shown_state(ctx: Context, job: JobRecord) -> JobState:
+def shown_state(ctx: Context, job: JobRecord) -> api.JobState:
     """The state for users: the controller's phase, refined by what the processes really do."""
     attempt = job.live
     phase = ctx.state.phase(job)
@@ -75,7 +48,7 @@ def shown_state(ctx: Context, job: JobRecord) -> JobState:
         return "running" if running else "starting"
     if phase is Phase.RUNNING:
         return "starting"
-    return cast("JobState", phase.name.lower())
+    return cast("api.JobState", phase.name.lower())
 
 
 def waiting_reason(ctx: Context, job: JobRecord) -> str:
@@ -123,11 +96,11 @@ def _number(value: Any) -> float | None:
     return None if value is None or math.isnan(value) else float(value)
 
 
-def job_row(ctx: Context, job: JobRecord, *, stored: bool = False) -> JobRow:
+def job_row(ctx: Context, job: JobRecord, *, stored: bool = False) -> api.JobRow:
     """The row of a job; if `stored`, without what only memory has of it: the store keeps the rest."""
     request, attempt, state = job.request, job.attempt, shown_state(ctx, job)
     member = request.get("member") or {}
-    final = state in FINAL
+    final = state in api.FINAL
     last = attempt if attempt is not None and (not attempt.over or final) else None
     done, run_s, attained_gpu_s, reason = 0.0, job.held_s, job.held_gpu_s, job.reason
     started_s = ended_s = exit_code = None
@@ -157,7 +130,7 @@ def job_row(ctx: Context, job: JobRecord, *, stored: bool = False) -> JobRow:
         attained_gpu_s = 0.0
     if not stored and state == "waiting":
         reason = waiting_reason(ctx, job)
-    return JobRow(
+    return api.JobRow(
         id=job_name(job.number),
         number=job.number,
         name=request.get("name") or "",
@@ -195,7 +168,7 @@ def _live_fields(ctx: Context, job: JobRecord) -> dict[str, Any]:
     """Fields of the row of an unfinished job that only memory has."""
     attempt = job.live
     out: dict[str, Any] = {
-        "stops": Stops(**stop_fields(ctx, job)),
+        "stops": api.Stops(**stop_fields(ctx, job)),
         "profile_source": profile_source(ctx, job) or None,
         "adaptive": adaptive_of(ctx, job),
     }
@@ -205,19 +178,21 @@ def _live_fields(ctx: Context, job: JobRecord) -> dict[str, Any]:
         out.update(step_s=lead.step_s, total_steps=lead.total_steps, gate=lead.gate, stage_s=lead.stage_s)
         out.update(checkpoint_steps=lead.checkpoint_steps, checkpoint_age_s=lead.checkpoint_age_s, saves=lead.saves)
     out["places"] = [
-        Place(i, r.node, r.gpu, cast("RankState", r.seen.state) if r.seen else "assigned", r.seen.pid if r.seen else 0)
+        api.Place(
+            i, r.node, r.gpu, cast("api.RankState", r.seen.state) if r.seen else "assigned", r.seen.pid if r.seen else 0
+        )
         for i, r in enumerate(attempt.ranks)
     ]
     group = ctx.state.groups.group_of(attempt)
     if group is not None and attempt.stop is None:
-        out["group"] = GroupOfJob(group.id, group.gate, [job_name(m.job) for m in group.members])
+        out["group"] = api.GroupOfJob(group.id, group.gate, [job_name(m.job) for m in group.members])
     return {**out, "sharing": guests.shown(ctx, attempt), "ina": of_attempt(ctx, attempt)}
 
 
-def adaptive_of(ctx: Context, job: JobRecord) -> AdaptiveJob | None:
+def adaptive_of(ctx: Context, job: JobRecord) -> api.AdaptiveJob | None:
     """State of an unfinished job whose batch adapts; None for others."""
     found = adaptive_fields(ctx, job)
-    return None if found is None else AdaptiveJob(**{**found, "limits": BatchBounds(**found["limits"])})
+    return None if found is None else api.AdaptiveJob(**{**found, "limits": api.BatchBounds(**found["limits"])})
 
 
 def _starts_over(ctx: Context, job: JobRecord, state: str) -> bool:
@@ -228,14 +203,14 @@ def _starts_over(ctx: Context, job: JobRecord, state: str) -> bool:
     return never and state in ("waiting", "starting") and job.epoch > 0
 
 
-def attempt_row(attempt: Attempt) -> JobAttempt:
+def attempt_row(attempt: Attempt) -> api.JobAttempt:
     """One try to run a job."""
-    return JobAttempt.of(
+    return api.JobAttempt.of(
         epoch=attempt.epoch,
         state=attempt.outcome or "running",
         started_s=attempt.began_s,
         ended_s=attempt.ended_s,
-        ranks=[RankOfAttempt(r.node, r.gpu, r.exit_code, r.reason, r.ended) for r in attempt.ranks],
+        ranks=[api.RankOfAttempt(r.node, r.gpu, r.exit_code, r.reason, r.ended) for r in attempt.ranks],
         batch_size=attempt.batch_size,
         lost_work_s=attempt.lost_work_s if attempt.over else None,
         reason=attempt.cause or attempt.leaves or stop_in_words(attempt.stop or "", attempt.stop_reason) or None,
@@ -269,11 +244,11 @@ def changed(ctx: Context, over: Iterable[Attempt], projects: Mapping[str, dict[s
     return out
 
 
-def nodes(ctx: Context, now_s: float) -> list[NodeRow]:
+def nodes(ctx: Context, now_s: float) -> list[cluster.NodeRow]:
     """Nodes with usage and the holder of each GPU."""
     reserved = guests.reserved_by_node(ctx)
     holders: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-    states: dict[str, JobState] = {}
+    states: dict[str, api.JobState] = {}
     for number in sorted(ctx.state.live):
         attempt = ctx.state.jobs[number].live
         if (state := shown_state(ctx, ctx.state.jobs[number])) != "running":
@@ -287,18 +262,18 @@ def nodes(ctx: Context, now_s: float) -> list[NodeRow]:
         held = holders[record.id]
         jobs = sorted({job for some in held.values() for job in some}, key=lambda j: (len(j), j))
         out.append(
-            NodeRow(
+            cluster.NodeRow(
                 id=record.id,
                 state=record.state,
                 drained=record.drained,
                 gone=bool(record.gone),
                 leaving_s=record.leaving_s,
                 silent_s=round(max(now_s - record.heard_s, 0.0), 3),
-                usage=NodeUsage(
+                usage=cluster.NodeUsage(
                     usage.cpu,
                     usage.memory_bytes,
-                    [GpuReading(one.utilisation, one.memory_bytes) for one in usage.gpus],
-                    [GpuTenSeconds(one.utilisation, one.memory_bytes) for one in usage.means],
+                    [cluster.GpuReading(one.utilisation, one.memory_bytes) for one in usage.gpus],
+                    [cluster.GpuTenSeconds(one.utilisation, one.memory_bytes) for one in usage.means],
                     None if usage.peaks is None else usage.peaks.disk_bytes_s,
                     None if usage.peaks is None else usage.peaks.link_bytes_s,
                 ),
@@ -307,40 +282,40 @@ def nodes(ctx: Context, now_s: float) -> list[NodeRow]:
                 job_states={job: states[job] for job in jobs if job in states},
                 gpu_jobs=[held.get(gpu, []) for gpu in range(0 if info is None else info.gpus)],
                 reserved_for=reserved.get(record.id, {}),
-                **({} if info is None else {name: getattr(info, name) for name in HARDWARE}),
+                **({} if info is None else {name: getattr(info, name) for name in cluster.HARDWARE}),
             )
         )
     return out
 
 
-def status(ctx: Context, demand: GpuDemand, now_s: float) -> ClusterFigures:
+def status(ctx: Context, demand: GpuDemand, now_s: float) -> cluster.ClusterFigures:
     """The cluster in a few numbers; `demand` computes the GPUs that jobs want."""
     state = ctx.state
-    counts, open_jobs = dict.fromkeys(STATES, 0), []
+    counts, open_jobs = dict.fromkeys(api.STATES, 0), []
     held_back = set() if state.controller is None else set(state.controller.held.tolist())
     for job in state.jobs.values():
         shown = shown_state(ctx, job)
         counts[shown] += 1
-        if shown not in FINAL and job.number not in held_back and not obstacle(job, now_s):
+        if shown not in api.FINAL and job.number not in held_back and not obstacle(job, now_s):
             open_jobs.append(job)
-    wanted = WantedGpus(**demand.of(ctx, open_jobs))
+    wanted = cluster.WantedGpus(**demand.of(ctx, open_jobs))
     alive = [n for n in state.nodes.values() if not n.lost]
     total = sum(n.info.gpus for n in alive if n.info and n.info.gpu_kind != CPU_KIND)
     running = (job for n in ctx.state.live if not needs_no_gpu((job := state.jobs[n]).request))
     held = {(r.node, r.gpu) for job in running if (a := job.live) for r in a.ranks if not r.ended}
-    return ClusterFigures(
+    return cluster.ClusterFigures(
         now_s=now_s,
         policy=state.policy_text,
         may_lose_work=state.may_lose_work,
         policy_error=state.policy_error or None,
         round_s=ctx.options.round_s,
-        lost=LostWork(dict(state.record.lost_gpu_s), state.record.restarts_gpu_s),
+        lost=cluster.LostWork(dict(state.record.lost_gpu_s), state.record.restarts_gpu_s),
         reserved_idle_gpu_s=state.reserved_idle_gpu_s(now_s),
         term=ctx.term,
         log_seq=state.seq,
         decision=last_decision(ctx),
-        nodes={s: sum(n.state == s for n in state.nodes.values()) for s in NODE_STATES},
-        gpus=Gpus(
+        nodes={s: sum(n.state == s for n in state.nodes.values()) for s in cluster.NODE_STATES},
+        gpus=cluster.Gpus(
             total=total, held=len(held), free=max(total - len(held), 0), wanted=wanted.gpus, **guests.counts(ctx)
         ),
         wanted=wanted,
@@ -348,10 +323,10 @@ def status(ctx: Context, demand: GpuDemand, now_s: float) -> ClusterFigures:
     )
 
 
-def last_decision(ctx: Context) -> LastDecision:
+def last_decision(ctx: Context) -> api.LastDecision:
     """The newest decision of the policy."""
     at_s = ctx.state.decision_s
-    return LastDecision(ctx.state.decision_seq, at_s if math.isfinite(at_s) else None)
+    return api.LastDecision(ctx.state.decision_seq, at_s if math.isfinite(at_s) else None)
 
 
 def forecast(ctx: Context, now_s: float) -> Callable[[], dict[str, Any]]:
@@ -390,11 +365,11 @@ def forecast(ctx: Context, now_s: float) -> Callable[[], dict[str, Any]]:
 # -- The order of the queue with the numbers that policies order by ----------------------------------------
 
 
-def queue(ctx: Context, now_s: float, limit: int, offset: int) -> Queue:
+def queue(ctx: Context, now_s: float, limit: int, offset: int) -> cluster.Queue:
     """`limit` jobs after `offset` in the order of the last decision, first the first."""
-    controller, jobs = ctx.state.controller, list[QueuedJob]()
+    controller, jobs = ctx.state.controller, list[cluster.QueuedJob]()
     if controller is None:
-        return Queue(now_s, ctx.state.policy_text, 0, jobs)
+        return cluster.Queue(now_s, ctx.state.policy_text, 0, jobs)
     columns, active = controller.job_store.columns, controller.active
     shown = active[np.lexsort((active, columns["position"][active]))][offset : offset + limit]
     for place, number in enumerate(shown.tolist(), offset + 1):
@@ -405,7 +380,7 @@ def queue(ctx: Context, now_s: float, limit: int, offset: int) -> Queue:
         waits = int(columns["phase"][number]) == int(Phase.WAITING)
         level = int(columns["level"][number])
         jobs.append(
-            QueuedJob(
+            cluster.QueuedJob(
                 place=place,
                 id=job_name(number),
                 number=number,
@@ -423,4 +398,4 @@ def queue(ctx: Context, now_s: float, limit: int, offset: int) -> Queue:
                 reason=waiting_reason(ctx, job) if waits else "",
             )
         )
-    return Queue(now_s, ctx.state.policy_text, len(active), jobs)
+    return cluster.Queue(now_s, ctx.state.policy_text, len(active), jobs)

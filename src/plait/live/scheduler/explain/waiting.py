@@ -26,18 +26,8 @@ from plait.goodput.fixed_batch import UNIT
 from plait.goodput.jobs import GoodputJobs
 from plait.goodput.throughput import replica_cap
 from plait.grouping.interference import measured_interference
+from plait.live.api import explain as api
 from plait.live.api.cluster import ReservationRow
-from plait.live.api.explain import (
-    Blocker,
-    Explanation,
-    FairShare,
-    GpuOfJob,
-    LastStop,
-    PreemptionRisk,
-    SizeOption,
-    SizeOptions,
-    StageTime,
-)
 from plait.live.api.jobs import Stops
 from plait.live.layout import job_name
 from plait.live.protocol.requests import limits_of
@@ -62,7 +52,7 @@ MOST_SIZES = 12
 BLOCKERS = 8
 
 
-def explain(ctx: Context, number: int, now_s: float) -> Explanation:
+def explain(ctx: Context, number: int, now_s: float) -> api.Explanation:
     """Everything known about the state of the unfinished job `number`; `LookupError` for one that has ended.
 
     `would_start` is empty: a `plait.live.scheduler.explain.submission.Question` fills it.
@@ -80,7 +70,7 @@ def explain(ctx: Context, number: int, now_s: float) -> Explanation:
             out["summary"] = f"asked to stop: {attempt.cause or stop_in_words(attempt.stop, attempt.stop_reason)}"
     if attempt is None or ctx.state.phase(job) is Phase.WAITING:
         out.update(_waiting(ctx, job, now_s))
-    return Explanation(
+    return api.Explanation(
         id=job_name(number),
         number=number,
         state=views.shown_state(ctx, job),
@@ -98,7 +88,7 @@ def explain(ctx: Context, number: int, now_s: float) -> Explanation:
     )
 
 
-def _fair_share(ctx: Context, job: JobRecord) -> FairShare | None:
+def _fair_share(ctx: Context, job: JobRecord) -> api.FairShare | None:
     """The past use of a job's project and user, if the policy goes by it."""
     controller, fair_s = ctx.state.controller, half_life_s(ctx.state.policy)
     if controller is None or fair_s is None or not job.admitted or job.number not in controller.active:
@@ -108,7 +98,7 @@ def _fair_share(ctx: Context, job: JobRecord) -> FairShare | None:
     project, user = int(jobs.project_number[row]), int(jobs.user_number[row])
     member = np.flatnonzero((known.members == (project, user)).all(axis=1))[0]
     times = float(known.project_times[np.searchsorted(known.projects, project)]), float(known.member_times[member])
-    return FairShare(fair_s, job.project, *times)
+    return api.FairShare(fair_s, job.project, *times)
 
 
 def _predicted(ctx: Context, job: JobRecord) -> str | None:
@@ -159,13 +149,13 @@ def _sharing_costs(ctx: Context, job: JobRecord) -> list[str] | None:
     return lines
 
 
-def _last_stop(job: JobRecord) -> LastStop | None:
+def _last_stop(job: JobRecord) -> api.LastStop | None:
     """The last request to stop this attempt or the previous one; None without one."""
     attempt = job.attempt
     if attempt is None or attempt.stop is None or attempt.stop_s is None or not attempt.stop_reason:
         return None
     why = stop_in_words(attempt.stop, attempt.stop_reason)
-    return LastStop(attempt.epoch, attempt.stop_s, why, [job_name(number) for number in attempt.takers])
+    return api.LastStop(attempt.epoch, attempt.stop_s, why, [job_name(number) for number in attempt.takers])
 
 
 # -- waiting ------------------------------------------------------------------------------------------
@@ -240,7 +230,7 @@ def _starting(ctx: Context, job: JobRecord) -> str:
     return "has GPUs and starts"
 
 
-def _blockers(ctx: Context, controller: Controller, job: JobRecord) -> list[Blocker]:
+def _blockers(ctx: Context, controller: Controller, job: JobRecord) -> list[api.Blocker]:
     """Jobs ahead that hold GPUs, or that no policy may stop, last in the order first: the first to yield."""
     columns = controller.job_store.columns
     rank = int(columns["position"][job.number])
@@ -265,7 +255,7 @@ def _blockers(ctx: Context, controller: Controller, job: JobRecord) -> list[Bloc
             text += f" and ends in about {duration(left)}" if left >= 1 else " and is about to end"
         stays = kept(controller, number)
         text += "; it cannot resume from a checkpoint, so no policy stops it" if stays else ""
-        out.append(Blocker(job_name(number), number, len(gpus), left, stays, text))
+        out.append(api.Blocker(job_name(number), number, len(gpus), left, stays, text))
     return out
 
 
@@ -291,7 +281,7 @@ def _running(ctx: Context, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
     shares = [] if group is None else [m.job for m in group.members if m.job != job.number]
     out: dict[str, Any] = {
         "epoch": attempt.epoch,
-        "gpus": [GpuOfJob(r.node, r.gpu) for r in attempt.ranks],
+        "gpus": [api.GpuOfJob(r.node, r.gpu) for r in attempt.ranks],
         "gate": lead.gate if lead else (group.gate if group else "none"),
         "shares_with": [job_name(n) for n in shares],
     }
@@ -300,10 +290,12 @@ def _running(ctx: Context, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
         solo_s, solo = math.nan, [math.nan] * len(Resource)
     measured = lead.stage_s if lead and lead.stage_s and len(lead.stage_s) == len(Resource) else None
     stages = {
-        r.name.lower(): StageTime(measured[r] if measured else None, None if math.isnan(solo[r]) else float(solo[r]))
+        r.name.lower(): api.StageTime(
+            measured[r] if measured else None, None if math.isnan(solo[r]) else float(solo[r])
+        )
         for r in Resource
     }
-    whole = StageTime(lead.step_s if lead else None, None if math.isnan(solo_s) else solo_s)
+    whole = api.StageTime(lead.step_s if lead else None, None if math.isnan(solo_s) else solo_s)
     out["stages"] = {**stages, "iteration": whole}
     if lead and lead.step_s and not math.isnan(solo_s):
         out["slowdown"] = lead.step_s / solo_s
@@ -328,18 +320,18 @@ def _running(ctx: Context, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
     return out
 
 
-def _risk(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> PreemptionRisk:
+def _risk(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> api.PreemptionRisk:
     """Whether the policy may stop a running job for others: what the rule, the policy and the order say now."""
     controller = ctx.state.controller
     policy: Any = [*layers(ctx.state.policy)][-1]  # without quotas, and without memory of switches
     assert controller is not None
     stops = getattr(policy, "preempt", policy.preempts if isinstance(policy, Preempts) else None)
     if kept(controller, job.number):
-        return PreemptionRisk(False, None, [], "no policy stops it, because it cannot resume from a checkpoint")
+        return api.PreemptionRisk(False, None, [], "no policy stops it, because it cannot resume from a checkpoint")
     if attempt.guest:
-        return PreemptionRisk(True, 0.0, [], "a guest, it makes room when the jobs that own its GPUs need them")
+        return api.PreemptionRisk(True, 0.0, [], "a guest, it makes room when the jobs that own its GPUs need them")
     if stops is False:
-        return PreemptionRisk(False, None, [], f"policy {ctx.state.policy_text} stops no job for others")
+        return api.PreemptionRisk(False, None, [], f"policy {ctx.state.policy_text} stops no job for others")
     active = controller.active
     until_s = float(controller.view(now_s).keeps.until_s[int(np.flatnonzero(active == job.number)[0])])
     after_s = None if until_s == math.inf else max(until_s - now_s, 0.0)
@@ -347,7 +339,7 @@ def _risk(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> Preem
     position, waits = columns["position"], columns["phase"][active] == int(Phase.WAITING)
     if position[job.number] >= UNPLACED:
         text = f"policy {ctx.state.policy_text} has no order of jobs, and may stop, move or resize it when it decides"
-        return PreemptionRisk(True, after_s, [], text)
+        return api.PreemptionRisk(True, after_s, [], text)
     before = active[waits & (position[active] < position[job.number])]
     ahead = [int(number) for number in before[np.argsort(position[before])] if int(number) not in controller.held]
     named = [job_name(number) for number in ahead[:BLOCKERS]]
@@ -363,7 +355,7 @@ def _risk(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> Preem
         text += ", but not before its next checkpoint"
     elif after_s > 0:
         text += f", but not within the next {duration(after_s)}"
-    return PreemptionRisk(True, after_s, named, text)
+    return api.PreemptionRisk(True, after_s, named, text)
 
 
 # -- reservations of nodes ----------------------------------------------------------------------------
@@ -414,7 +406,7 @@ def _current(ctx: Context, now_s: float) -> list[NodeReservation]:
     return [one for one in known if one.until_s > now_s]
 
 
-def sizes(ctx: Context, job: JobRecord) -> SizeOptions | None:
+def sizes(ctx: Context, job: JobRecord) -> api.SizeOptions | None:
     """Goodput and batch on each size of the ladder that the job may have, none without a fit, and its bounds now.
 
     Of an elastic job with a fixed batch: iterations a second, by what it measured or else the prior, and batch 0. None
@@ -433,7 +425,9 @@ def sizes(ctx: Context, job: JobRecord) -> SizeOptions | None:
     cap = 2 * max(profiled, asked) if limits is None else int(replica_cap(profiled, limits.most, limits.least_local))
     cap = max(cap, least)
     until_s = controller.plan.valid_until_s
-    out = SizeOptions(profiled, min(cap, most), [], max(0.0, until_s - ctx.now_s) if math.isfinite(until_s) else None)
+    out = api.SizeOptions(
+        profiled, min(cap, most), [], max(0.0, until_s - ctx.now_s) if math.isfinite(until_s) else None
+    )
     if not job.admitted or (limits is not None and np.isnan(row[:THETA]).any()):
         return out
     per_node = max((n.info.gpus for n in ctx.state.nodes.values() if n.info), default=1)
@@ -446,7 +440,7 @@ def sizes(ctx: Context, job: JobRecord) -> SizeOptions | None:
     for i, (n, k) in enumerate(configs):
         local, passes, value = int(best.local[0, i]), int(best.passes[0, i]), float(best.goodput[0, i])
         if local and limits is None:
-            out.at.append(SizeOption(n, k, 0, value / UNIT))
+            out.at.append(api.SizeOption(n, k, 0, value / UNIT))
         elif local:
-            out.at.append(SizeOption(n, k, k * local * (passes + 1), value))
+            out.at.append(api.SizeOption(n, k, k * local * (passes + 1), value))
     return out

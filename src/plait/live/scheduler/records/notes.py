@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias, dataclass_transform
 
 from plait.control.messages import Command, Event, JobSubmitted, from_json, to_json
 from plait.core.codec.schema import CodecSchemas
@@ -20,15 +20,24 @@ Request: TypeAlias = Mapping[str, Any]
 Forecast: TypeAlias = Sequence[float | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Requested:
+@dataclass_transform(frozen_default=True)
+@dataclass(frozen=True)
+class Note:
+    """Base of all entries of this module: they happen at `at_s`, seconds on the clock of the service."""
+
+    at_s: float
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
+
+
+class Requested(Note):
     """Jobs that a user submitted; they get the numbers `first`, `first + 1`, ... `key`: of the submission, if any.
 
     `met`: jobs that they name to wait for, and that had ended as they have to. `arrays`: members of arrays that they
     name.
     """
 
-    at_s: float
     first: int
     owner: str
     requests: Sequence[Request]
@@ -37,33 +46,27 @@ class Requested:
     arrays: Mapping[str, Sequence[int]] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CancelAsked:
+class CancelAsked(Note):
     """A job was cancelled by a user (`by`) before the controller knew of it."""
 
-    at_s: float
     job: int
     by: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RequeueAsked:
+class RequeueAsked(Note):
     """A user (`by`) sends a job back to the queue. `key`: of the request, if it has one."""
 
-    at_s: float
     job: int
     by: str
     key: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateAsked:
+class UpdateAsked(Note):
     """A user (`by`) changes the request of a job: new `fields`, and their values `before`.
 
     None stands for a field that is not given. `key`: of the request, if it has one.
     """
 
-    at_s: float
     job: int
     by: str
     fields: Mapping[str, Any]
@@ -71,24 +74,20 @@ class UpdateAsked:
     key: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PolicySet:
+class PolicySet(Note):
     """Which policy decides from now on, and whether it may stop jobs that cannot resume from a checkpoint."""
 
-    at_s: float
     policy: str
     may_lose_work: bool = field(metadata=form(absent=False))  # older logs lack it
 
 
-@dataclass(frozen=True, slots=True)
-class ProjectSet:
+class ProjectSet(Note):
     """A project's GPU quota (None: no limit), weight in fair policies, and time limits; `gone`: it has none any more.
 
     `default_time_s`, `most_time_s`: the time limit of its jobs that state none, and the longest that one may state.
     `most_idle_s`: jobs whose GPUs were all unused for so long are ended.
     """
 
-    at_s: float
     name: str
     gone: bool = False
     gpu_quota: int | None = field(default=None, metadata=form(omit=lambda note: note.gone))
@@ -98,14 +97,12 @@ class ProjectSet:
     most_idle_s: float | None = field(default=None, metadata=form(omit=True))
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptBegan:
+class AttemptBegan(Note):
     """A job starts under a new epoch: on these GPUs of the cluster, a process on each (node, GPU of the node).
 
     `limits`: the bounds of its batch by its execution plan, None for a job without plans.
     """
 
-    at_s: float
     job: int
     epoch: int
     gpus: Sequence[int]
@@ -114,15 +111,13 @@ class AttemptBegan:
     limits: BatchLimits | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopAsked(Note):
     """An attempt gets a request to stop. `grace_s`: seconds for its checkpoint if its node is about to go, or
     until its time limit.
 
     `reason`: who wants it, and why, in words; `takers`: jobs that get its GPUs, if others do.
     """
 
-    at_s: float
     job: int
     epoch: int
     why: str
@@ -133,15 +128,13 @@ class StopAsked:
     takers: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RankEnded:
+class RankEnded(Note):
     """A process ended.
 
     `started`: it had run; `merged`: what ended it, if it shared a process with other jobs; `ended_s`: when it ended, by
     its agent, None if that is not known.
     """
 
-    at_s: float
     job: int
     epoch: int
     rank: int
@@ -152,8 +145,7 @@ class RankEnded:
     ended_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptOver:
+class AttemptOver(Note):
     """Nothing of an attempt is left.
 
     `held_s`: seconds it had its GPUs; `steps`: iterations since the beginning of the job; `first_step_s`,
@@ -162,7 +154,6 @@ class AttemptOver:
     job resumes, and why.
     """
 
-    at_s: float
     job: int
     epoch: int
     outcome: str
@@ -176,18 +167,15 @@ class AttemptOver:
     why_lost: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Restarted:
+class Restarted(Note):
     """The first step after a requested stop: for `cost_s` seconds the job was kept from training."""
 
-    at_s: float
     job: int
     epoch: int
     cost_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileRecorded:
+class ProfileRecorded(Note):
     """A profile for later jobs: stage times and iteration time, seconds, or the skew, kept under `key` and `like`.
 
     `job`: the job that owns it. `beside`: that job measured its profile behind the gate of a group, and nothing is
@@ -196,7 +184,6 @@ class ProfileRecorded:
     they come from.
     """
 
-    at_s: float
     job: int | None = None
     key: str = ""
     stage_s: Sequence[float] | None = None
@@ -209,68 +196,55 @@ class ProfileRecorded:
     fit: Sequence[float] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ForecastRecorded:
+class ForecastRecorded(Note):
     """A client forecast the start (None: it runs) and the end of a job, seconds from `at_s`."""
 
-    at_s: float
     job: int
     start: Forecast | None
     end: Forecast
 
 
-@dataclass(frozen=True, slots=True)
-class NodeDrained:
+class NodeDrained(Note):
     """A node takes no work (`drained`), or does again."""
 
-    at_s: float
     node: str
     drained: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLeaving:
+class NodeLeaving(Note):
     """A node gave notice that it goes in `leaving_s` seconds, or (not `leaving`) is back."""
 
-    at_s: float
     node: str
     leaving: bool
     leaving_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeForgotten:
+class NodeForgotten(Note):
     """A node will not come back."""
 
-    at_s: float
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkSet:
+class NetworkSet(Note):
     """The network of the cluster: the text of a topology, or a cluster file's switches, links and racks of nodes.
 
     Without text and switches there is none any more.
     """
 
-    at_s: float
     text: str = ""
     listed: Mapping[str, Any] | None = None
     racks: Mapping[str, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchServed:
+class SwitchServed(Note):
     """A node serves a switch from now on ("": none does); with `incarnation` it has started, with empty memory."""
 
-    at_s: float
     switch: str
     node: str
     incarnation: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RanksTold:
+class RanksTold(Note):
     """The ranks of an attempt receive a version of their grant file, for in-network aggregation.
 
     Not `granted`: they exchange gradients without a switch, and `reason` is why. `lease`: epoch of the region; `wire`:
@@ -278,7 +252,6 @@ class RanksTold:
     `plait.runtime.network.grant.NetworkGrant`.
     """
 
-    at_s: float
     job: int
     epoch: int
     version: int
@@ -298,79 +271,43 @@ class RanksTold:
     window: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RanksMoved:
+class RanksMoved(Note):
     """No rank of a job uses what it had of a switch before this `version` of its grant file: it can be freed."""
 
-    at_s: float
     job: int
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class NumbersSpent:
+class NumbersSpent(Note):
     """A job has used half of the numbers of packets that it has on the wire since this epoch: it needs others."""
 
-    at_s: float
     job: int
     since: int
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceStarted:
+class ServiceStarted(Note):
     """A service continues from the store, in its term, `away_s` seconds after the previous newest entry."""
 
-    at_s: float
     term: int
     away_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class AgentRestarted:
+class AgentRestarted(Note):
     """Another agent process reports for a node than did before."""
 
-    at_s: float
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class Undelivered:
+class Undelivered(Note):
     """A notification of an `event` of a job did not arrive by a channel, or may not have; and why."""
 
-    at_s: float
     job: int
     channel: str
     event: str
     why: str
 
 
-Note: TypeAlias = (
-    Requested
-    | CancelAsked
-    | RequeueAsked
-    | UpdateAsked
-    | PolicySet
-    | ProjectSet
-    | AttemptBegan
-    | StopAsked
-    | RankEnded
-    | AttemptOver
-    | Restarted
-    | ProfileRecorded
-    | ForecastRecorded
-    | NodeDrained
-    | NodeLeaving
-    | NodeForgotten
-    | NetworkSet
-    | SwitchServed
-    | RanksTold
-    | RanksMoved
-    | NumbersSpent
-    | ServiceStarted
-    | AgentRestarted
-    | Undelivered
-)
-_NOTES = Codec(kinds=get_args(Note), sparse=get_args(Note), closed=True)
+_NOTES = Codec(kinds=Note.__subclasses__(), sparse=Note.__subclasses__(), closed=True)
 #: The kinds of notes by name.
 KINDS: Mapping[str, type[Any]] = _NOTES.kinds
 

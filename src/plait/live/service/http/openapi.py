@@ -149,7 +149,7 @@ def _messages() -> dict[str, Any]:
     `log.` and `agent.` come before the names of the dataclasses; see `plait.core.codec.schema`.
     """
     log, noted = messages.schemas(f"{PREFIX}log."), notes.schemas(f"{PREFIX}log.")
-    events, own = log.any_of(get_args(messages.Event)), noted.any_of(get_args(notes.Note))
+    events, own = log.any_of(get_args(messages.Event)), noted.any_of(tuple(notes.KINDS.values()))
     entry = {
         "type": "object", "required": ["seq", "at_s", "event", "commands"],
         "description": "An event, and the controller's commands because of it.",
