@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.control.job_rows import RUNNING, WAITING, record_completion, record_progress, start_jobs
+from plait.control.job_rows import RUNNING, WAITING, record_completion, record_progress, record_shared_speed, start_jobs
 from plait.control.job_store import JobStore, refusal
 from plait.control.messages import (
     Adjust,
@@ -57,6 +57,7 @@ from plait.control.messages import (
 )
 from plait.control.plan_check.capacity import refuse_overfull, refuse_overload
 from plait.control.plan_check.check import (
+    NO_CHANGE,
     OK,
     PlanChanges,
     assign,
@@ -298,7 +299,13 @@ class Controller:
             columns["lost_s"],
         )  # fmt: skip
         if not self.running.single or self.running.guest is not None:
-            self._note_shared_speed(event)
+            guest = NO_CHANGE if self.running.guest is None else self.running.guest
+            news = record_shared_speed(
+                event.jobs, event.iteration_s, self.running.first_job, guest, columns["running_group"],
+                columns["iteration_s"], columns["shared_speed"], SAME_SPEED,
+            )  # fmt: skip
+            for group in news.tolist():
+                self._note_cost(group)
         if tries_placements(self.policy) and len(self.running):
             note_paces(event, columns, self.running, self.cluster)
         return ()
@@ -309,26 +316,6 @@ class Controller:
         lost = jobs[(columns["checkpoints"][jobs] == int(Checkpoints.NEVER)) & (columns["iterations_done"][jobs] == 0)]
         columns["lost_s"][lost] += columns["run_s"][lost] - columns["saved_run_s"][lost]
         columns["saved_run_s"][lost] = columns["run_s"][lost]
-
-    def _note_shared_speed(self, event: ProgressReported) -> None:
-        """Record speeds of guests, and of groups in which every member reports one.
-
-        From other groups a member has just left, so the reported speeds of the rest are outdated.
-        """
-        columns = self.job_store.columns
-        members = self.running.first_job[1:] - self.running.first_job[:-1]
-        running_group = columns["running_group"][event.jobs]
-        paced = (running_group >= 0) & ~np.isnan(event.iteration_s)
-        reporting = np.bincount(running_group[paced], minlength=len(members))
-        shares = paced & (members[running_group] > 1) & (reporting[running_group] == members[running_group])
-        if self.running.guest is not None:
-            shares |= paced & self.running.guest[running_group]
-        jobs = event.jobs[shares]
-        speed = columns["iteration_s"][jobs] / event.iteration_s[shares]
-        news = jobs[~(np.abs(speed - columns["shared_speed"][jobs]) <= SAME_SPEED * speed)]
-        columns["shared_speed"][jobs] = speed
-        for group in np.unique(columns["running_group"][news]).tolist():
-            self._note_cost(group)
 
     def _note_cost(self, group: int) -> None:
         """Record what the members of a running group lose beyond its schedule, for jobs like them."""

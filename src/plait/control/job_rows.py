@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-from plait.core.arrays import FloatArray, IntArray
+import numpy as np
+
+from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.jit import kernel, lean_part
 from plait.core.jobs import Phase
 
@@ -97,3 +99,40 @@ def record_completion(jobs: IntArray, iterations: FloatArray, iterations_done: F
     for job in jobs:
         if not math.isnan(iterations[job]):
             iterations_done[job] = iterations[job]
+
+
+@kernel
+def record_shared_speed(
+    jobs: IntArray,
+    paced_s: FloatArray,
+    first_job: IntArray,
+    guest: BoolArray,
+    running_group: IntArray,
+    iteration_s: FloatArray,
+    shared_speed: FloatArray,
+    same: float,
+) -> IntArray:
+    """Write the speeds of guests and of groups in which every member reports one; return the groups with news.
+
+    From other groups a member has just left, so the reported speeds of the rest are outdated. `paced_s` has an entry a
+    job: seconds an iteration, NaN if unknown. `guest` has flags of groups, or none. A relative difference of at most
+    `same` is no news. The rest are columns of the store.
+    """
+    groups = len(first_job) - 1
+    reporting, news = np.zeros(groups, dtype=np.int64), np.zeros(groups, dtype=np.bool_)
+    for i in range(len(jobs)):
+        group = running_group[jobs[i]]
+        if group >= 0 and not math.isnan(paced_s[i]):
+            reporting[group] += 1
+    for i in range(len(jobs)):
+        job = jobs[i]
+        group = running_group[job]
+        if group < 0 or math.isnan(paced_s[i]):
+            continue
+        members = first_job[group + 1] - first_job[group]
+        if (members > 1 and reporting[group] == members) or (len(guest) > 0 and guest[group]):
+            speed = iteration_s[job] / paced_s[i]
+            if not abs(speed - shared_speed[job]) <= same * speed:  # so is the first report, after NaN
+                news[group] = True
+            shared_speed[job] = speed
+    return np.flatnonzero(news)

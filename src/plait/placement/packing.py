@@ -29,6 +29,7 @@ import numpy as np
 from plait.core.arrays import NO_JOBS, BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
 from plait.core.goodput import needed_bytes
+from plait.core.jit import kernel
 from plait.core.jobs import JobTable, placement_skew
 from plait.core.jobs.keys import CLOCK_S
 from plait.core.plan import TURN, Gate, Groups, Plan, plain_details
@@ -141,6 +142,7 @@ class LazyReasons(Mapping[int, str]):
 _FOR_ALL = {scheme: np.array([int(scheme)], dtype=np.int64) for scheme in Scheme}
 _STRICT = {flag: np.array([flag]) for flag in (False, True)}
 NO_DEMANDS = np.zeros((1, 2))
+NO_PAIRS = np.zeros((0, 2), dtype=np.int64)
 
 
 def demands(jobs: JobTable) -> FloatArray:
@@ -176,13 +178,13 @@ def allowed_kinds(view: View) -> IntArray:
     return masks
 
 
-def _groups_of_units(view: View, order: IntArray, companions: Mapping[int, Sequence[int]]) -> IntArray:
+def _groups_of_units(view: View, order: IntArray, companions: Mapping[int, Sequence[int]], pairs: IntArray) -> IntArray:
     """The group whose GPUs each unit keeps: of a member that must stay, else its first running member of its size."""
+    if view.keeps.losses:
+        return _groups_of_most(view, order, pairs)
     jobs = view.jobs
     counts = view.running.gpu_count()
     out = jobs.running_group.copy()
-    if view.keeps.losses:
-        return _groups_of_most(view, order, companions)
     for row in order.tolist():
         for other in companions.get(row, ()):
             if out[row] < 0 or counts[out[row]] != jobs.gpus[row]:
@@ -190,40 +192,105 @@ def _groups_of_units(view: View, order: IntArray, companions: Mapping[int, Seque
     return out
 
 
-def _groups_of_most(view: View, order: IntArray, companions: Mapping[int, Sequence[int]]) -> IntArray:
+def pairs_of(companions: Mapping[int, Sequence[int]]) -> IntArray:
+    """Each row with each of its companions, shape (pairs, 2)."""
+    pairs = [(row, mate) for row, mates in companions.items() for mate in mates]
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+
+
+def _groups_of_most(view: View, order: IntArray, pairs: IntArray) -> IntArray:
     """The group whose GPUs each unit keeps: of a member that must stay, else of most members, if still available.
 
-    Units of which more members could stay choose first, then units ahead in the order.
+    Units of which more members could stay choose first, then units ahead in the order. `pairs` as of `pairs_of`.
     """
-    jobs, kept = view.jobs, view.keeps.rows
+    jobs, counts = view.jobs, view.running.gpu_count()
     out = jobs.running_group.copy()
-    counts, held, size = view.running.gpu_count().tolist(), out.tolist(), jobs.gpus.tolist()
-    place_of = np.full(len(out), -1)
-    place_of[order] = np.arange(len(order))
-    places = place_of.tolist()
-    offers: list[tuple[bool, int, int, int, int]] = []
-    for row, mates in companions.items():
-        if not len(mates) or places[row] < 0:
-            continue
-        here: dict[int, int] = {}
-        for one in (row, *mates):
-            if held[one] >= 0 and counts[held[one]] == size[row]:
-                here[held[one]] = here.get(held[one], 0) + (len(order) if kept[one] else 1)
-        offers += [(number < len(order), -number, places[row], row, group) for group, number in here.items()]
-        out[row] = -1
-    wanted = np.zeros(len(counts) + 1, dtype=np.bool_)  # of jobs that are alone only those in the way of a unit matter
-    wanted[[group for *_, group in offers]] = True
-    for row in order[wanted[out[order]]].tolist():
-        if not len(companions.get(row, ())):
-            offers.append((not kept[row], -1, places[row], row, held[row]))
-    taken: set[int] = set()
-    settled: set[int] = set()
-    for _, _, _, row, group in sorted(offers):
-        if row not in settled and group not in taken:
-            out[row] = group
-            settled.add(row)
-            taken.add(group)
+    offers = unit_offers(order, pairs, view.keeps.rows, jobs.running_group, counts, jobs.gpus, out)
+    offers.sort()
+    accept_offers(offers, order, len(counts), out)
     return out
+
+
+@kernel
+def unit_offers(
+    order: IntArray,
+    pairs: IntArray,
+    kept: BoolArray,
+    running_group: IntArray,
+    counts: IntArray,
+    size: IntArray,
+    out: IntArray,
+) -> IntArray:
+    """Groups in which units could stay, one number each; the smaller is accepted first. `out` of these units is -1.
+
+    The number is made of how many members are there (a kept one outweighs all others), the place of the unit in
+    `order`, and the group. Of jobs that are alone only those in the way of a unit have one. `counts`: GPUs of each
+    group; `size` and `kept`: of each row.
+    """
+    n, groups = len(order), len(counts)
+    offers = np.empty(2 * len(pairs) + n, dtype=np.int64)
+    place_of, leads = np.full(len(out), -1, dtype=np.int64), np.zeros(len(out), dtype=np.bool_)
+    wanted = np.zeros(groups, dtype=np.bool_)
+    for place in range(n):
+        place_of[order[place]] = place
+    used, lo = 0, 0
+    while lo < len(pairs):
+        row, hi = pairs[lo, 0], lo
+        while hi < len(pairs) and pairs[hi, 0] == row:
+            hi += 1
+        leads[row] = True
+        if place_of[row] >= 0:
+            out[row] = -1
+            for i in range(lo - 1, hi):
+                group = running_group[row if i < lo else pairs[i, 1]]
+                if group < 0 or counts[group] != size[row]:
+                    continue
+                there, before = 0, False
+                for j in range(lo - 1, hi):
+                    one = row if j < lo else pairs[j, 1]
+                    if running_group[one] == group:
+                        there += n if kept[one] else 1
+                        before = before or j < i
+                if not before:
+                    offers[used] = (place_of[row] - 2 * there * n) * groups + group
+                    wanted[group] = True
+                    used += 1
+        lo = hi
+    for place in range(n):
+        row = order[place]
+        group = out[row]
+        if group >= 0 and wanted[group] and not leads[row]:
+            offers[used] = (place - (2 * n - 1 if kept[row] else 2) * n) * groups + group
+            used += 1
+    return offers[:used]
+
+
+@kernel
+def accept_offers(offers: IntArray, order: IntArray, groups: int, out: IntArray) -> None:
+    """Give each unit its first group in `out` that no other has, by `offers` of `unit_offers`, ascending."""
+    settled, taken = np.zeros(len(order), dtype=np.bool_), np.zeros(groups, dtype=np.bool_)
+    for offer in offers:
+        group, place = offer % groups, offer // groups % len(order)
+        if not settled[place] and not taken[group]:
+            out[order[place]] = group
+            settled[place] = taken[group] = True
+
+
+@kernel
+def joined(rows: IntArray, pairs: IntArray, count: int) -> tuple[IntArray, IntArray]:
+    """These rows of `count`, each with its companions (`pairs_of`) right behind it, and where each unit begins."""
+    begins, size = np.zeros(count, dtype=np.int64), np.ones(count, dtype=np.int64)
+    for i in range(len(pairs) - 1, -1, -1):
+        begins[pairs[i, 0]] = i
+        size[pairs[i, 0]] += 1
+    members, first = np.empty(len(rows) + len(pairs), dtype=np.int64), np.zeros(len(rows) + 1, dtype=np.int64)
+    for unit in range(len(rows)):
+        row, at = rows[unit], first[unit]
+        members[at] = row
+        for i in range(size[row] - 1):
+            members[at + 1 + i] = pairs[begins[row] + i, 1]
+        first[unit + 1] = at + size[row]
+    return members[: first[-1]], first
 
 
 def _for_units(rows: A, companions: Mapping[int, Sequence[int]] | None, join: np.ufunc) -> A:
@@ -238,16 +305,9 @@ def _for_units(rows: A, companions: Mapping[int, Sequence[int]] | None, join: np
 
 
 def _with_companions(
-    jobs: JobTable,
-    rows: IntArray,
-    groups: Groups,
-    companions: Mapping[int, Sequence[int]],
-    gate: Gate,
-    turns: IntArray | None,
+    jobs: JobTable, rows: IntArray, groups: Groups, pairs: IntArray, gate: Gate, turns: IntArray | None
 ) -> Groups:
-    units = [(row, *companions.get(row, ())) for row in rows.tolist()]
-    members = np.array([m for unit in units for m in unit], dtype=np.int64)
-    first = np.concatenate([[0], np.cumsum([len(unit) for unit in units])]).astype(np.int64)
+    members, first = joined(rows, pairs, len(jobs))
     size = first[1:] - first[:-1]
     shared = size > 1
     gates = details = None
@@ -259,24 +319,18 @@ def _with_companions(
     return Groups(jobs.number[members], groups.gpus, groups.first_gpu, first, gates, details)
 
 
-def _join_companions(
-    order: IntArray, status: IntArray, companions: Mapping[int, Sequence[int]]
-) -> tuple[IntArray, IntArray]:
-    """Order and status with companions right behind the row they share with, and waiting for what it waits for."""
-    units = [(row, *companions.get(row, ())) for row in order.tolist()]
-    rows = np.array([row for unit in units for row in unit], dtype=np.int64)
-    return rows, np.repeat(status, [len(unit) for unit in units])
-
-
 @dataclass(frozen=True, slots=True)
 class Walk:
     """Which rows of `order`, each with its `companions`, get which GPUs, as found by `kernels.admit`.
+
+    `pairs` has the companions as `pairs_of` does.
 
     `taken_out`: rows of units that differ from the policy's request, because they stay where they are.
     """
 
     order: IntArray
     companions: Mapping[int, Sequence[int]]
+    pairs: IntArray
     status: IntArray
     positions: IntArray
     gpus: IntArray
@@ -287,9 +341,7 @@ class Walk:
         """The group of each row of `view.jobs`, companions included; -1 if it is in none."""
         group = np.full(len(view.jobs), -1, dtype=np.int64)
         group[self.order[self.positions]] = np.arange(len(self.positions))
-        mates = [mate for mates in self.companions.values() for mate in mates]
-        if mates:
-            group[mates] = group[[row for row, mates in self.companions.items() for _ in mates]]
+        group[self.pairs[:, 1]] = group[self.pairs[:, 0]]
         return group
 
     def moved(self, view: View, kept: BoolArray) -> IntArray:
@@ -330,7 +382,10 @@ class PlacementRequest:
     def walk(self, order: IntArray, companions: Mapping[int, Sequence[int]], taken_out: IntArray = NO_JOBS) -> Walk:
         """Walk an order of rows with their companions; rows that were `taken_out` of units keep the GPUs they have."""
         view, cluster = self.view, self.view.cluster
-        running_group = _groups_of_units(view, order, companions) if companions else view.jobs.running_group
+        pairs, running_group = NO_PAIRS, view.jobs.running_group
+        if companions:
+            pairs = pairs_of(companions)
+            running_group = _groups_of_units(view, order, companions, pairs)
         gpus = self.gpus
         if self.move is not None or len(taken_out):
             running_group, gpus = running_group.copy(), gpus.copy()
@@ -370,7 +425,7 @@ class PlacementRequest:
         else:
             jobs = WalkOrder(order, gpus, self.strict, per_gpu)
             found = located_walk(admit, jobs, running_group, now.gpus, now.first_gpu, cluster, self.choose)
-        return Walk(order, companions, *found, taken_out)
+        return Walk(order, companions, pairs, *found, taken_out)
 
 
 def _keeping(ask: PlacementRequest, free: Walk) -> tuple[Walk, float]:
@@ -473,7 +528,7 @@ def place(
     if kept.any and len(found.moved(view, kept.rows)):
         found, until_s = _keeping(ask, found)
         valid_until_s = min(valid_until_s, until_s)
-    if found.companions:
+    if found.companions and (len(taken_out) or len(found.taken_out)):
         turns, gate = _as_running(view, np.union1d(taken_out, found.taken_out), turns, gate)
     jobs = view.jobs
     numbers = jobs.number[found.order]
@@ -481,8 +536,10 @@ def place(
     groups = Groups(numbers if all_run else numbers[found.positions], found.gpus, found.first_gpu)
     rows, status = found.order, found.status
     if found.companions:
-        groups = _with_companions(jobs, rows[found.positions], groups, found.companions, gate, turns)
-        rows, status = _join_companions(rows, status, found.companions)
+        groups = _with_companions(jobs, rows[found.positions], groups, found.pairs, gate, turns)
+        # Companions wait for what the row waits for that they share with.
+        rows, first = joined(rows, found.pairs, len(jobs))
+        status = np.repeat(status, first[1:] - first[:-1])
     return Plan(
         groups,
         jobs.number[order],

@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from plait.core.arrays import IntArray
+from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.errors import InputError
+from plait.core.jit import kernel
 from plait.core.plan import Plan
 from plait.core.policy import View
 from plait.core.resources import Resource
 from plait.placement import Scheme, place
+from plait.placement.packing import NO_PAIRS
 
 
 @dataclass(frozen=True)
@@ -48,16 +50,16 @@ class Gandiva:
         """Run jobs exclusively while GPUs last, otherwise in slices and pairs."""
         jobs = view.jobs
         overloaded = int(jobs.gpus.sum()) > int(view.node_gpus.sum())
-        mates = self._pairs(view) if overloaded and self.packing else {}
+        pairs = self._pairs(view) if overloaded and self.packing else NO_PAIRS
         leads = np.ones(len(jobs), dtype=np.bool_)
-        leads[list(mates.values())] = False
+        leads[pairs[:, 1]] = False
         leaders = np.flatnonzero(leads)
-        companions = {row: (mate,) for row, mate in mates.items()}
-        order = leaders[self._by_last_service(view, leaders, mates)]
+        companions = {row: (mate,) for row, mate in pairs.tolist()}
+        order = leaders[self._by_last_service(view, leaders, pairs)]
         plan = place(view, order, scheme=Scheme.BEST_FIT, companions=companions)
         if len(plan.groups.jobs) == len(jobs):
             plan = replace(plan, settled=False)  # a departure may make room for a migration
-            return self._migrate(view, plan, order) if self.migration and not mates else plan
+            return self._migrate(view, plan, order) if self.migration and not companions else plan
         until = min(self._slice_began(view.now_s) + self.slice_s, plan.valid_until_s)
         return Plan(plan.groups, plan.order, reasons=plan.reasons, valid_until_s=until, suspend=True)
 
@@ -65,14 +67,15 @@ class Gandiva:
         """When the current slice began: all GPUs change hands at the same times, whole multiples of a slice."""
         return math.floor(now_s / self.slice_s + 1e-9) * self.slice_s
 
-    def _by_last_service(self, view: View, leaders: IntArray, mates: dict[int, int]) -> IntArray:
+    def _by_last_service(self, view: View, leaders: IntArray, pairs: IntArray) -> IntArray:
         """Order units: units inside their slice first, then by the time since their last slice, longest first."""
         jobs = view.jobs
         served = np.where(jobs.running, view.now_s, np.where(jobs.starts > 0, jobs.pending_since_s, -np.inf))
         inside = jobs.running & (view.now_s > self._slice_began(view.now_s) + 1e-6)
-        mate = np.array([mates.get(row, row) for row in leaders.tolist()], dtype=np.int64)
-        either = inside[leaders] | inside[mate]
-        last = np.minimum(served[leaders], served[mate])
+        mate = np.arange(len(jobs))
+        mate[pairs[:, 0]] = pairs[:, 1]
+        either = inside[leaders] | inside[mate[leaders]]
+        last = np.minimum(served[leaders], served[mate[leaders]])
         return np.lexsort((leaders, last, ~either))
 
     def _migrate(self, view: View, plan: Plan, order: IntArray) -> Plan:
@@ -95,35 +98,59 @@ class Gandiva:
                     return replace(together, settled=False)
         return plan
 
-    def _pairs(self, view: View) -> dict[int, int]:
-        """Row -> row of its mate: running pairs that do well stay, then lowest utilisation together."""
+    def _pairs(self, view: View) -> IntArray:
+        """Rows with their mates, (pairs, 2): running pairs that do well stay, then lowest utilisation together."""
         from plait.policies.interleave import memory_unknown, room_taken  # loads the grouping, for packing only
 
         jobs = view.jobs
         busy = jobs.stage_s[:, Resource.GPU] / jobs.iteration_s
         bad = jobs.shared_speed < 0.5  # NaN (never shared) compares false
         can = ~np.isnan(busy) & ~bad & (jobs.run_s >= self.slice_s) & ~memory_unknown(view)
-        pairs = self._running_pairs(view, can)
-        can[[*pairs, *pairs.values()]] = False
-        alone = np.flatnonzero(can)
         # A pair must fit wherever it goes: cores and bytes of a GPU's part of the scarcest node.
-        use, size = np.column_stack([busy, *room_taken(view)]).tolist(), jobs.gpus.tolist()
-        of_size: dict[int, list[int]] = {}
-        for row in alone[np.lexsort((alone, busy[alone], jobs.gpus[alone]))].tolist():
-            of_size.setdefault(size[row], []).append(row)
-        for rows in of_size.values():
-            low, high = 0, len(rows) - 1
-            while low < high:
-                a, b = rows[low], rows[high]
-                if all(one + other <= 1.0 for one, other in zip(use[a], use[b], strict=True)):
-                    pairs[a] = b
-                    low += 1
-                high -= 1
-        return pairs
+        use = np.column_stack([busy, *room_taken(view)])
+        return pair_up(np.lexsort((busy, jobs.gpus)), can, jobs.running_group, len(view.running), jobs.gpus, use)
 
-    def _running_pairs(self, view: View, can: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> dict[int, int]:
-        jobs = view.jobs
-        rows = np.flatnonzero((jobs.running_group >= 0) & can)
-        rows = rows[np.argsort(jobs.running_group[rows], kind="stable")]
-        _, first, count = np.unique(jobs.running_group[rows], return_index=True, return_counts=True)
-        return {int(rows[i]): int(rows[i + 1]) for i in first[count == 2].tolist()}
+
+@kernel
+def pair_up(
+    order: IntArray, can: BoolArray, running_group: IntArray, groups: int, size: IntArray, use: FloatArray
+) -> IntArray:
+    """Rows with their mates, shape (pairs, 2): of the `can`, two that are in one of the running `groups`, then others.
+
+    `order` has the rows by their size, then by how busy they keep their GPUs: the least busy one of a size and the
+    busiest one with which it needs at most all of everything (`use`, shape (rows, k)) are a pair.
+    """
+    n = len(order)
+    pairs, used, free = np.empty((n // 2, 2), dtype=np.int64), 0, can.copy()
+    first, second = np.full(groups, -1, dtype=np.int64), np.full(groups, -1, dtype=np.int64)
+    members = np.zeros(groups, dtype=np.int64)
+    for row in range(n):
+        group = running_group[row]
+        if can[row] and group >= 0:
+            if members[group] == 0:
+                first[group] = row
+            second[group] = row
+            members[group] += 1
+    for group in range(groups):
+        if members[group] == 2:
+            pairs[used] = first[group], second[group]
+            free[first[group]] = free[second[group]] = False
+            used += 1
+    alone = order[free[order]]
+    lo = 0
+    while lo < len(alone):
+        end = lo
+        while end < len(alone) and size[alone[end]] == size[alone[lo]]:
+            end += 1
+        low, high = lo, end - 1
+        while low < high:
+            fits = True
+            for k in range(use.shape[1]):
+                fits = fits and use[alone[low], k] + use[alone[high], k] <= 1.0
+            if fits:
+                pairs[used] = alone[low], alone[high]
+                used += 1
+                low += 1
+            high -= 1
+        lo = end
+    return pairs[:used]

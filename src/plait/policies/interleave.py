@@ -580,9 +580,11 @@ def buckets(view: View, room: Room, max_jobs: int) -> IntArray:
 
 def memory_unknown(view: View) -> BoolArray:
     """Whether each job may get GPUs of known memory, and its own need is to be measured before it shares them."""
+    if not view.measures_memory:
+        return np.zeros(len(view.jobs), dtype=np.bool_)
     limited = np.isfinite(view.cluster.kind_gpu_memory_bytes)
     known = allowed_kinds(view) & int((limited << np.arange(len(limited))).sum())
-    unknown: BoolArray = (known != 0) & (view.jobs.gpu_memory_bytes == 0) & view.measures_memory
+    unknown: BoolArray = (known != 0) & (view.jobs.gpu_memory_bytes == 0)
     return unknown
 
 

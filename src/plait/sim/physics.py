@@ -140,9 +140,10 @@ class StandardPhysics:
         """The pace of all members on shared GPUs; `share` is the part of each resource a job needs in its turn."""
         group = groups.group_of_member()
         members = np.diff(groups.first_job)
-        unknown = np.bincount(group, np.isnan(stage_s[:, 0]), minlength=len(groups)) > 0
-        gate = np.full(len(groups), int(Gate.NONE)) if groups.gate is None else groups.gate
-        lock_step = (gate == int(Gate.BARRIER)) & ~unknown & (members > 1)
+        lock_step = np.zeros(len(groups), dtype=np.bool_)
+        if groups.gate is not None:
+            unknown = np.bincount(group, np.isnan(stage_s[:, 0]), minlength=len(groups)) > 0
+            lock_step = (groups.gate == int(Gate.BARRIER)) & ~unknown & (members > 1)
         out = self._contend(stage_s, alone, groups.first_job[:-1], group)
         if lock_step.any():
             rows = np.flatnonzero(lock_step[group])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from plait.core.jobs import JobBatch
 from plait.core.policy import View
-from plait.placement.packing import _groups_of_most
+from plait.placement.packing import _groups_of_most, pairs_of
 from plait.policies.gandiva import Gandiva
 from plait.policies.interleave import RatedGroup, parts_of, pays_s, stay_whole, undisturbed, units_of
 from plait.sim.contract import CLUSTERS, COSTLY, SmallWorkload, outages, play, random_jobs
@@ -82,7 +82,7 @@ def test_units_continue_where_most_of_their_members_are(order: list[int], data: 
         if row not in settled and group not in settled.values():
             expected[row] = settled[row] = group
     companions = {unit[0]: tuple(unit[1:]) for unit in units[:2]}
-    found = _groups_of_most(view_of(running_group, kept), np.array([unit[0] for unit in units]), companions)
+    found = _groups_of_most(view_of(running_group, kept), np.array([unit[0] for unit in units]), pairs_of(companions))
     assert found.tolist() == expected.tolist()
 
 
