@@ -1,6 +1,7 @@
 """Goodput by the laws of switch memory beside that by packets, and how much faster the laws are.
 
-python benchmarks/bench_memory_laws.py            # 236 points, ten minutes
+python benchmarks/bench_memory_laws.py            # 272 points, twelve minutes
+python benchmarks/bench_memory_laws.py kinds aimd # some sets of them
 python benchmarks/bench_memory_laws.py --quick    # three of each set
 """
 
@@ -12,10 +13,12 @@ from statistics import median, quantiles
 import common
 from common import Figure
 from memory_laws import (
+    AIMD,
     BURSTS,
     CROWDS,
     FRESH,
     GRID,
+    KINDS,
     MIXES,
     NARROW,
     PHASES,
@@ -46,6 +49,8 @@ SETS = {
     "systems": SYSTEMS,
     "phases": PHASES,
     "mixes": MIXES,
+    "kinds": KINDS,
+    "aimd": AIMD,
     "fresh": FRESH,
 }
 
@@ -79,7 +84,8 @@ def speed() -> Figure:
 
 def main() -> None:
     """Measure and print."""
-    common.show([*(errors(name, points) for name, points in SETS.items()), speed()])
+    some = SETS.keys() & set(sys.argv) or SETS.keys()
+    common.show([*(errors(name, points) for name, points in SETS.items() if name in some), speed()])
 
 
 if __name__ == "__main__":

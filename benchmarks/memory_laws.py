@@ -22,7 +22,7 @@ from plait.network.fluid.exchanges import Adders, Exchange, Prepared, prepared
 from plait.network.fluid.iterations import iterations
 from plait.network.fluid.jobs import PlacedJob
 from plait.network.fluid.memory import SteadyRates, steady_rates
-from plait.network.measured import ENDLESS, Measured
+from plait.network.measured import ENDLESS, Measured, rates_of
 from plait.network.packets.regions import regions
 from plait.network.packets.results import JobFigures
 from plait.network.packets.run import flow, simulate
@@ -45,7 +45,7 @@ class Point:
     `window` packets are under way; `delay_us` is that of each link; `levels` of aggregation, `oversubscription` and
     `spines` of racks; `tree` as in `ina_request.TREES`, or that of the system. With `crowd` workers and servers are
     drawn from so many nodes, which jobs share, in racks of `per_rack`; with `scattered`, no two from one node. The
-    first worker of the first job has the part `slow` of its link.
+    first worker of the first job has the part `slow` of its link. `cc`: congestion control; there is no law of it.
     """
 
     aggregators: int
@@ -62,6 +62,7 @@ class Point:
     crowd: int = 0
     slow: float = 1.0
     scattered: int = 0
+    cc: str = "none"
 
     @property
     def name(self) -> str:
@@ -76,6 +77,7 @@ class Point:
         more += [f"on {self.crowd} nodes"] if self.crowd else []
         more += [f"scattered over {self.scattered} nodes"] if self.scattered else []
         more += [f"one link at {self.slow:g}"] if self.slow != 1 else []
+        more += [self.cc] if self.cc != "none" else []
         if self.per_rack:
             more += [f"{self.per_rack} a rack", f"{self.levels} level{'s' * (self.levels > 1)}"]
             more += [f"oversubscription {self.oversubscription:g}"] if self.oversubscription != 1 else []
@@ -86,7 +88,7 @@ class Point:
         """The packet simulation, of jobs that do not end."""
         jobs = [
             PacketJob(
-                preset(system, window=self.window, payload_bytes=248, tree=self.tree), workers, (ENDLESS,),
+                preset(system, window=self.window, payload_bytes=248, tree=self.tree, cc=self.cc), workers, (ENDLESS,),
                 memory=self.aggregators // len(self.workers) if system == "inalloc" else None,
                 priority=0 if system == "esa" else None,
             )
@@ -314,6 +316,33 @@ PHASES = (
         ((4, 6, 8), 2, 2, 8.0, "atp"), ((8, 8, 8), 4, 2, 4.0, "switchml"), ((6, 6, 9), 3, 1, 2.0, "inalloc+atp"),
     )),
 )  # fmt: skip
+#: Windows that follow marks: rates are those of packets.
+AIMD = tuple(
+    Point(a, workers, window, delay, per_rack=rack, levels=levels, oversubscription=narrow, cc="aimd")
+    for a, workers, window, delay, rack, levels, narrow in (
+        (500, (6,) * 6, 400, 2.0, 0, 1, 1.0),
+        (1024, (8,) * 8, 245, 1.0, 0, 1, 1.0),
+        (4096, (8,) * 8, 245, 1.0, 0, 1, 1.0),
+        (3000, (2, 8, 16), 300, 1.0, 0, 1, 1.0),
+        (20000, (4, 4, 8), 250, 1.0, 0, 1, 1.0),
+        (4000, (8,) * 3, 200, 1.0, 4, 1, 2.0),
+        (4000, (8,) * 3, 200, 1.0, 4, 2, 4.0),
+        (1500, (4, 6, 12), 250, 1.0, 2, 1, 8.0),
+        (8000, (6, 6), 300, 1.0, 3, 2, 1.0),
+    )
+)
+#: Twelve points of equal jobs, four of racks with one level and five with two, four with congestion control and two
+#: mixes: the kinds of points at which an earlier law was up to 61 % off.
+KINDS = (
+    *(Point(a, workers, window, delay) for a in (400, 1000, 3000, 10000) for workers, window, delay in (
+        ((6,) * 6, 400, 2.0), ((12,) * 3, 150, 1.0), ((4,) * 10, 300, 0.5),
+    )),
+    *(Point(a, (8,) * jobs, 200, per_rack=4, levels=levels) for a, jobs, levels in (
+        (700, 3, 1), (2000, 5, 1), (6000, 2, 1), (20000, 6, 1),
+        (700, 2, 2), (2000, 3, 2), (4000, 1, 2), (6000, 5, 2), (20000, 4, 2),
+    )),
+    *AIMD[:4], Point(2000, (2, 8, 32), 200), Point(6000, (3, 5, 9, 20), 300, 1.5),
+)  # fmt: skip
 MIXES = drawn(101) + drawn(202)
 #: Simulated for the first time when the law and the limit of stalls stood.
 FRESH = drawn(707) + drawn(808)
@@ -327,7 +356,9 @@ def compared(points: Iterable[Point], seeds: Sequence[int] = (1, 2), law: str = 
         parts = [prepared(scenario.graph, one) for one in given]
         adders = Adders.of(parts)
         fluid = steady_rates(scenario.graph, adders)
-        measured = Measured(scenario.cluster, scenario.graph)
+        measured = Measured(
+            scenario.cluster, scenario.graph, *rates_of(f"packets:cc={point.cc}" if point.cc != "none" else "auto")
+        )
         factors = measured.factors(given, parts, fluid.bits_per_s, fluid.stalled)
         assert factors is not None
         by_law = factors * fluid.bits_per_s

@@ -467,8 +467,6 @@ def _moves(problem: Problem, lowest: set[int], j: int, now: JobRoute, required: 
     # Leaves of others are out of the way; what is above leaves helps those that have to go there.
     above = [] if len(racks) == 1 else [v for v in problem.candidates if v not in lowest]
     found = [leaves, *((v,) * len(job.workers) for v in [*sorted(racks & problem.memory.keys()), *above])]
-    # The worker next to the server can add its part there.
-    found += [tuple(STRAIGHT if w == job.server else v for w, v in zip(job.workers, row, strict=True)) for row in found]
     if not required:
         found.append((STRAIGHT,) * len(job.workers))
     found.append(now.at)

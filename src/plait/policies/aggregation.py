@@ -323,9 +323,10 @@ class WithAggregation:
             for job, nodes in wanting
             if before.get(job.number, -1) in up and where.get(job.number) == nodes
         }
+        law = "hash" if isinstance(self.manager, Shared) else "hard"  # regions have no collisions
         state = SteadyState.of(
             graph,
-            {job.number: Exchange(PlacedJob(nodes, known[job.number]), "hash", adds=adds)
+            {job.number: Exchange(PlacedJob(nodes, known[job.number]), law, adds=adds)
              for job, nodes in wanting if job.number in known},
         )  # fmt: skip
         crowd = Counter([*known.values(), *(node for _, nodes in wanting for node in nodes)])
@@ -334,18 +335,17 @@ class WithAggregation:
         for job, nodes in sorted(wanting, key=lambda pair: len(racks_of[pair[0].number])):  # who has least choice first
             server, racks = known.get(job.number), racks_of[job.number]
             if server is None:
-                # Candidates for a server: of each rack of the job the worker and the other node with fewest users; and
-                # the first such node elsewhere, where leaves add up sums, too (`steady_state.WAITS`). Jobs whose
-                # servers are still to be chosen are users: next to a worker a server takes up to nine tenths of a rate.
-                elsewhere = isinstance(self.manager, Shared) and any(one.levels > 1 for one in graph.network.switches)
+                # Candidates for a server: of each rack of the job the worker and the other node with fewest users, and
+                # the first such node of all others. Jobs whose servers are still to be chosen are users: next to a
+                # worker a server has half of the link. Where a switch answers, routes are only named after a server.
                 best: dict[tuple[int, bool], int] = {}
                 for node in up:
                     leaf = graph.leaf(node)
                     key = leaf if leaf in racks else -1, node in nodes
-                    if (leaf in racks or elsewhere) and (key not in best or crowd[node] < crowd[best[key]]):
+                    if (leaf in racks or not self._answers) and (key not in best or crowd[node] < crowd[best[key]]):
                         best[key] = node
                 here = sorted(best.values()) or up
-                server, state = best_server(state, job.number, nodes, here, adds=adds)
+                server, state = best_server(state, job.number, nodes, here, law, adds=adds)
                 crowd[server] += 1
             found.append(AggregatedJob(job, PlacedJob(nodes, server), adds, self._answers))
         return sorted(found, key=lambda one: one.number)

@@ -23,6 +23,7 @@ from plait.network.packets.run import FEWEST_PARTS, PARTS, flow
 from plait.network.packets.scenario import Scenario
 from plait.network.topology.paths import Graph
 from plait.network.topology.read import networked
+from plait.network.topology.trees import STRAIGHT
 from sampling import sample
 
 
@@ -105,6 +106,16 @@ def test_rings_beside_aggregation_have_the_rates_of_their_packets() -> None:
     assert busy.factors(given[:1], parts[:1], np.array([25e9]), np.zeros(1)) < 0.9
     with pytest.raises(InputError, match="background"):
         full.factors(given[:1], parts[:1], np.array([25e9]), np.zeros(1))
+
+
+@pytest.mark.parametrize("at", [(), (STRAIGHT, 16, 16, 16), (STRAIGHT,) * 4])
+def test_a_server_next_to_a_worker_costs_its_link_by_the_law_as_by_packets(at: tuple[int, ...]) -> None:
+    """Packets of that worker go to the leaf and back, so the link carries them, results, and what others send."""
+    graph = Graph.of(made := networked(Cluster.parse("16x1@8"), "leaf-spine:aggregators=20000,link_gbps=25"))
+    one = Exchange(PlacedJob((0, 1, 2, 3), 0), "hash", window=80, at=at)
+    law = steady_rates(graph, Adders.of([prepared(graph, one)])).bits_per_s
+    right = flow(Scenario((measured._endless(graph, one, prepared(graph, one), "none"),), made), 1e-3, 1e-2).bits_per_s
+    assert law == pytest.approx(right, rel=0.04)
 
 
 def test_conditions_of_packets_are_read_and_wrong_ones_refused() -> None:

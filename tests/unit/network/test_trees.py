@@ -95,10 +95,13 @@ def test_workers_may_name_their_switches() -> None:
     assert made.inputs == [2, 2, 2]
 
 
-def test_a_worker_beside_the_server_sends_to_the_leaf_only_where_it_adds_up() -> None:
+def test_a_worker_beside_the_server_sends_to_the_leaf() -> None:
     graph = racks(1)
     assert adders(graph, tree(graph, (0, 1), 0, "leaf")) == {"leaf0": [0, 1]}
-    assert tree(graph, (0, 4), 0, "leaf", down=("leaf0",)).ways[0] == ()
+    assert tree(graph, (0, 4), 0, "leaf", down=("leaf0",)).ways[0] == (
+        *graph.path(0, graph.leaf(0)),
+        *graph.path(graph.leaf(0), 0),
+    )
 
 
 @pytest.mark.parametrize(

@@ -244,6 +244,14 @@ def test_servers_keep_away_from_workers_whose_servers_are_still_to_be_chosen() -
     assert {grant.server for grant in decided("fifo:ina=atp", wide(2, gpus=16), single).grants} == {8, 9}
 
 
+@pytest.mark.parametrize("manager", ["atp", "inalloc"])
+@pytest.mark.parametrize("levels", [1, 2])
+def test_a_job_that_fills_its_racks_has_its_server_on_a_free_node_elsewhere(manager: str, levels: int) -> None:
+    racks = networked(Cluster.parse("16x4@4"), f"leaf-spine:aggregators=20000,aggregating=all,levels={levels}")
+    for gpus in (16, 32):
+        assert decided(f"fifo:ina={manager}", wide(1, gpus=gpus), racks).grants[0].server >= gpus // 4
+
+
 def test_memory_is_reviewed_while_deadlines_could_use_more() -> None:
     """A job that could use more asks for a review each period; one that has all that its link can use does not."""
     for aggregators, expected in ((200, 60.0), (20_000, np.inf)):

@@ -185,6 +185,25 @@ def test_jobs_whose_sums_stall_are_as_fast_as_their_packets(monkeypatch: pytest.
         NetworkPhysics().paces(truth, groups, cluster, granted)
 
 
+def test_rates_of_packets_are_those_of_these_links_switches_and_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same placement and grant under other conditions: nothing is taken over from the run before."""
+    monkeypatch.setattr(measured, "MOST_PACKETS", 50_000)
+    given = {0: (NetworkGrant(0, "leaf0", mode="shared_hash", window=100, server=0),)}
+
+    def took(physics: NetworkPhysics, cluster: Cluster) -> float:
+        return float(physics.paces(jobs(16), placed((0, 1, 2, 3)), cluster, given)[0])
+
+    first, fast = (networked(Cluster.parse("4x4"), f"single-switch:aggregators=700,link_gbps={n}") for n in (25, 100))
+    memory = tuple(replace(one, aggregators=20) for one in first.network.switches)
+    cases = [first, replace(first, network=replace(first.network, switches=memory)), fast]
+    fresh = [took(NetworkPhysics(), one) for one in cases]
+    physics = NetworkPhysics()
+    assert [took(physics, one) for one in cases] == fresh
+    assert len(set(fresh)) == 3
+    busy = took(NetworkPhysics(rates="packets:background=0.5"), fast)
+    assert took(replace(physics, rates="packets:background=0.5"), fast) == busy != fresh[2]
+
+
 def test_a_leaver_gives_its_share_back_and_others_keep_their_pace() -> None:
     """j0 and j1 meet between the racks for 1,000 and 500 iterations; j2 has a rack of its own."""
     cluster = networked(Cluster.parse("6x4@2"), "leaf-spine:spines=1,oversubscription=2,link_gbps=80")

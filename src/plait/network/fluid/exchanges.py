@@ -164,7 +164,7 @@ def prepared(graph: Graph, exchange: Exchange) -> Prepared:
         np.array([channel for some in near for channel in some], dtype=np.int64),
         float(made.below.count(-1)), 8.0 * payload, times.rtt_s + middle,
         exchange.window or exchange.region // 2, exchange.region, exchange.priority, exchange.jitter_s,
-        max((bits / float(graph.channel_bits_per_s[way[0]]) for way in made.ways if way), default=0.0),
+        max((bits / float(graph.channel_bits_per_s[way[0]]) for way in made.ways), default=0.0),
         np.array(_sides(made, place), dtype=np.int64).reshape(-1, 3),
     )  # fmt: skip
 

@@ -48,9 +48,6 @@ def wired(
     bits: dict[int, int] = {}  # of workers, by channel
     for rank in range(len(workers)):
         way = made.whole(rank)
-        if not way:  # next to the server, with nothing to add up: to the leaf and back, though a host could keep it
-            leaf = graph.leaf(made.end)
-            way = graph.path(made.end, leaf) + graph.path(leaf, made.end)
         found.first.append(way[0])
         found.up.update({graph.to[before]: after for before, after in pairwise(way)})
         for channel in way:

@@ -104,7 +104,7 @@ def tree(
             "where their packets meet, has no aggregators"
         )
     prefer = frozenset(adds) if not isinstance(adds, str) else frozenset()
-    # A worker next to the server sends to the leaf, which may have something to add.
+    # A worker next to the server sends to the leaf, which may have something to add; a host could keep the rest.
     whole = [graph.path(worker, graph.leaf(worker)) for worker in workers]
     whole = [way + graph.path(graph.to[way[-1]], end, pick, prefer) for way in whole]
     if at:
@@ -117,9 +117,6 @@ def tree(
         ]
     else:
         chosen = _chains(graph, whole, end, _candidates(graph, workers, server, adds, whole), able, answers=answers)
-    whole = [
-        () if worker == end and not chain else way for worker, way, chain in zip(workers, whole, chosen, strict=True)
-    ]
     return _cut(graph, end, whole, chosen)
 
 

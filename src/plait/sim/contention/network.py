@@ -68,8 +68,11 @@ class NetworkPhysics:
     overlap: float | str = 0.0
     phases: str = "random"
     rates: str = "auto"
-    _known: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
-    _measured: dict[tuple[Exchange, ...], FloatArray | None] = field(default_factory=dict, compare=False, repr=False)
+    # Not of `init`: `dataclasses.replace` would give the rates under these conditions to a copy under others.
+    _known: dict[object, object] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _measured: dict[tuple[Exchange, ...], FloatArray | None] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         """Check the options; the command line words them."""
@@ -84,7 +87,7 @@ class NetworkPhysics:
         if source == "law":
             raise InputError(f"rates=law has no congestion control, which {cc} needs; use rates=auto or rates=packets")
         options = [f"{name}={value}" for name, value in asdict(replace(met, cc=cc)).items()]
-        return replace(self, rates=f"packets:{','.join(options)}", _known={}, _measured={})
+        return replace(self, rates=f"packets:{','.join(options)}")
 
     def iteration_s(self, truth: JobBatch, groups: Groups, cluster: Cluster) -> FloatArray:
         """Seconds an iteration if these groups were all there are, and no switch aggregated."""
@@ -216,12 +219,17 @@ class NetworkPhysics:
         names = tuple(node.id for node in cluster.nodes)
         known = self._known.get("graph")
         network = cluster.network  # lost switches do not add up: jobs have no grants there; links stay
-        same = isinstance(known, Graph) and network is not None and known.network.links is network.links
-        if not (same and isinstance(known, Graph) and known.nodes == names):
-            self._known.clear()
-            self._measured.clear()
-            known = self._known["graph"] = Graph.of(cluster)
-        return known
+        if (
+            isinstance(known, Graph)
+            and network is not None
+            and (known.network.links is network.links and known.network.switches is network.switches)
+            and known.nodes == names
+        ):
+            return known
+        self._known.clear()
+        self._measured.clear()
+        found = self._known["graph"] = Graph.of(cluster)
+        return found
 
 
 def cut_jobs(jobs: JobBatch, cluster: Cluster) -> int:
