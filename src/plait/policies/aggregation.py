@@ -335,13 +335,13 @@ class WithAggregation:
         for job, nodes in sorted(wanting, key=lambda pair: len(racks_of[pair[0].number])):  # who has least choice first
             server, racks = known.get(job.number), racks_of[job.number]
             if server is None:
-                # Candidates for a server: of each rack of the job the worker and the other node with fewest users, and
-                # the first such node of all others. Jobs whose servers are still to be chosen are users: next to a
-                # worker a server has half of the link. Where a switch answers, routes are only named after a server.
+                # Candidates for a server: of each rack the worker and the other node with fewest users. Jobs whose
+                # servers are still to be chosen are users: next to a worker a server has half of the link. Where a
+                # switch answers, routes are only named after a server, which is in a rack of the job.
                 best: dict[tuple[int, bool], int] = {}
                 for node in up:
                     leaf = graph.leaf(node)
-                    key = leaf if leaf in racks else -1, node in nodes
+                    key = leaf, node in nodes
                     if (leaf in racks or not self._answers) and (key not in best or crowd[node] < crowd[best[key]]):
                         best[key] = node
                 here = sorted(best.values()) or up
@@ -379,7 +379,13 @@ class WithAggregation:
             return self._parts[exchange]
 
         required = {j for j, one in enumerate(asked) if one.job.spec.ina.required}
-        starts = grid(problem, self.seed).choice, shortest(problem).choice
+        leaves = shortest(problem).choice
+        # Rings, too: from leaves jobs hardly become rings, because the first to move gains little alone.
+        rings = tuple(
+            route if j in required else JobRoute((STRAIGHT,) * len(route.at), route.pick)
+            for j, route in enumerate(leaves)
+        )
+        starts = grid(problem, self.seed).choice, leaves, rings
         choice = improved(problem, starts, uses_of, required)
         return [replace(one, route=route) for one, route in zip(asked, choice, strict=True)]
 
