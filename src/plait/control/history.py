@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, Generic, TypeVar
 
@@ -136,6 +136,12 @@ class Timeline:
     exchange_aggregated: FloatArray
     exchange_fallback: FloatArray
     refused: IntArray
+
+    @classmethod
+    def empty(cls, cluster: Cluster, jobs: int, events: int, last_s: float) -> Timeline:
+        """Of a simulator that keeps no record of who ran where: no column has rows."""
+        columns: dict[str, Any] = {field.name: np.zeros(0, dtype=np.int64) for field in fields(cls)[4:]}
+        return cls(cluster, jobs, events, last_s, **columns)
 
 
 class Intervals(Generic[T]):

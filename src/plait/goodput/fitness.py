@@ -77,17 +77,14 @@ def check(p: float, floor: float = FLOOR) -> None:
             f"give a floor above 0 (published: {FLOOR:g}), or p above 0"
         )
     if p < 0 and p * math.log(floor) > math.log(MOST_TERM):
-        least, above = math.log(MOST_TERM) / math.log(floor), _above(MOST_TERM ** (1 / p))
+        # A number of three digits, not below `value`
+        value = MOST_TERM ** (1 / p)
+        unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+        least, above = math.log(MOST_TERM) / math.log(floor), f"{math.ceil(value / unit) * unit:.3g}"
         raise InputError(
             f"fairness p={p:g} with floor={floor:g} makes terms of 1/floor^{-p:g}, more than numbers can hold; "
             f"give p of at least {math.ceil(least)}, or a larger floor (for this p at least {above})"
         )
-
-
-def _above(value: float) -> str:
-    """A number of three digits, not below `value`."""
-    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return f"{math.ceil(value / unit) * unit:.3g}"
 
 
 def fitness(

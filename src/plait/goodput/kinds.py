@@ -91,7 +91,15 @@ def best_configurations(
     gain = _gain(goodput, p, share)
     usable = np.isfinite(gain) & (gpus <= capacity[kind])
     if not limits:  # a choice worse than nothing is never made, and would spoil the scale
-        usable &= _undominated(gain, gpus, kind) & (gain >= -penalty * share[:, None])
+        # Which columns are worth more than all with fewer GPUs, or as many and before them, of the same kind
+        better = np.zeros(gain.shape, dtype=bool)
+        for which in np.unique(kind):
+            at = np.flatnonzero(kind == which)
+            at = at[np.argsort(gpus[at], kind="stable")]
+            nothing = np.full((len(gain), 1), -np.inf)
+            before = np.maximum.accumulate(np.concatenate([nothing, gain[:, at]], axis=1), axis=1)[:, :-1]
+            better[:, at] = gain[:, at] > before
+        usable &= better & (gain >= -penalty * share[:, None])
     job, column = np.nonzero(usable)
     if not len(job) and all(e.low <= 0 <= e.high for e in limits):
         return np.full(jobs, -1, dtype=np.int64)
@@ -188,15 +196,3 @@ def _in_units(cost: FloatArray) -> FloatArray:
         return cost
     units: FloatArray = cost / max(float(np.median(size)), float(size.max()) / MOST_COST)
     return units
-
-
-def _undominated(gain: FloatArray, gpus: IntArray, kind: IntArray) -> BoolArray:
-    """Which columns are worth more than all with fewer GPUs, or as many and before them, of the same kind."""
-    better = np.zeros(gain.shape, dtype=bool)
-    for which in np.unique(kind):
-        at = np.flatnonzero(kind == which)
-        at = at[np.argsort(gpus[at], kind="stable")]
-        nothing = np.full((len(gain), 1), -np.inf)
-        before = np.maximum.accumulate(np.concatenate([nothing, gain[:, at]], axis=1), axis=1)[:, :-1]
-        better[:, at] = gain[:, at] > before
-    return better

@@ -113,7 +113,22 @@ class MeasuredCosts:
             elif isinstance(note, StopAsked) and note.job in self._attempts:
                 self._attempts[note.job].stop_s = note.at_s
             elif isinstance(note, AttemptOver) and note.job in self._attempts:
-                self._over(self._attempts.pop(note.job), note)
+                attempt = self._attempts.pop(note.job)
+                costs = self.costs.setdefault(note.job, JobSeconds())
+                first_s, last_s, held_s = note.first_step_s, note.last_step_s, note.held_s
+                ended_s = note.ended_s
+                if first_s is not None:
+                    costs.starts_s.append(
+                        max(0.0, ended_s - held_s - max(attempt.began_s, attempt.blocked_s)) + first_s
+                    )
+                if math.isfinite(attempt.stop_s):
+                    for waiting in self._attempts.values():
+                        if waiting.gpus & attempt.gpus:
+                            waiting.blocked_s = max(waiting.blocked_s, ended_s)
+                if note.outcome == "finished" and last_s is not None:
+                    costs.tail_s = max(0.0, held_s - last_s)
+                elif note.outcome == "preempted" and math.isfinite(attempt.stop_s):
+                    costs.stops_s.append(max(0.0, note.at_s - attempt.stop_s))
         elif isinstance(event, ReplanDue) and math.isnan(self.first_decision_s):
             self.first_decision_s = event.at_s
         elif isinstance(event, JobProfiled):
@@ -141,21 +156,6 @@ class MeasuredCosts:
         self.policies.append((state.now_s, policy))
         if not self.policy_texts or self.policy_texts[-1][1] != state.policy_text:
             self.policy_texts.append((state.now_s, state.policy_text))
-
-    def _over(self, attempt: _Attempt, note: AttemptOver) -> None:
-        costs = self.costs.setdefault(note.job, JobSeconds())
-        first_s, last_s, held_s = note.first_step_s, note.last_step_s, note.held_s
-        ended_s = note.ended_s
-        if first_s is not None:
-            costs.starts_s.append(max(0.0, ended_s - held_s - max(attempt.began_s, attempt.blocked_s)) + first_s)
-        if math.isfinite(attempt.stop_s):
-            for waiting in self._attempts.values():
-                if waiting.gpus & attempt.gpus:
-                    waiting.blocked_s = max(waiting.blocked_s, ended_s)
-        if note.outcome == "finished" and last_s is not None:
-            costs.tail_s = max(0.0, held_s - last_s)
-        elif note.outcome == "preempted" and math.isfinite(attempt.stop_s):
-            costs.stops_s.append(max(0.0, note.at_s - attempt.stop_s))
 
     def _report(self, state: State, event: GoodputReported) -> None:
         assert state.controller is not None
@@ -290,7 +290,14 @@ class LiveReplay(Simulator):
         """Everything that happens until the last job has ended."""
         assert self.controller is not None
         while self.ended < len(self.truth):
-            due = self._due()
+            # When something happens next: to jobs, from outside, or because a decision may be made
+            due = self.next_due()
+            if self.news:
+                due = min(due, max(to_ms(self.news[0][0]), self.now))
+            for job in self.starting:
+                due = min(due, max(float(self.since_ms[job]), self.now))
+            if self.controller.changed and self.arrived:
+                due = min(due, max(self.decide_ms, self.now))
             if self.adapt_until(due):
                 continue
             if due == math.inf:
@@ -302,18 +309,6 @@ class LiveReplay(Simulator):
                 self.decide_ms = due + self.gap_ms
                 yield self.replan_due()
             self.check_progress()
-
-    def _due(self) -> float:
-        """When something happens next: to jobs, from outside, or because a decision may be made."""
-        due = self.next_due()
-        if self.news:
-            due = min(due, max(to_ms(self.news[0][0]), self.now))
-        for job in self.starting:
-            due = min(due, max(float(self.since_ms[job]), self.now))
-        assert self.controller is not None
-        if self.controller.changed and self.arrived:
-            due = min(due, max(self.decide_ms, self.now))
-        return due
 
     def _decides(self, now_ms: float) -> bool:
         assert self.controller is not None

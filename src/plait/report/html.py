@@ -51,6 +51,11 @@ def run_payload(result: RunResult, label: str, limit: int) -> dict[str, Any]:
     submit_s = result.jobs["submit_s"]
     origin = float(submit_s.min()) if len(submit_s) else 0.0
     jobs = result.jobs
+    # User and model by job number; "" for jobs outside the window of a result
+    out = {}
+    for name in ("user", "model"):
+        out[name] = np.full(result.timeline.jobs, "", dtype=object)
+        out[name][result.jobs["number"]] = result.jobs[name]
     return {
         "label": label,
         "seed": str(result.summary.get("seed", "")),
@@ -60,7 +65,7 @@ def run_payload(result: RunResult, label: str, limit: int) -> dict[str, Any]:
         "rho": distribution(jobs.get("finish_time_fairness", np.zeros(0))),
         "training": _training(result, origin),
         "jobs": _jobs(jobs, limit, origin),
-        "gantt": gantt(result.timeline, _names(result), limit, origin, _words(result)),
+        "gantt": gantt(result.timeline, _names(result), limit, origin, out),
     }
 
 
@@ -69,15 +74,6 @@ def _names(result: RunResult) -> Any:
     names = np.array([f"number {i}" for i in range(result.timeline.jobs)], dtype=object)
     names[result.jobs["number"]] = result.jobs["id"]
     return names
-
-
-def _words(result: RunResult) -> dict[str, Any]:
-    """User and model by job number; "" for jobs outside the window of a result."""
-    out = {}
-    for name in ("user", "model"):
-        out[name] = np.full(result.timeline.jobs, "", dtype=object)
-        out[name][result.jobs["number"]] = result.jobs[name]
-    return out
 
 
 def _series(result: RunResult, origin: float) -> dict[str, Any]:
@@ -257,13 +253,23 @@ def html_report(
     """
     groups = compare(results)
     names = labels(groups)
-    shown = [_first(results, group) for group in groups]
+    shown = [
+        next(r for r in results if _key(r) == (group.trace, group.policy, group.world, group.cluster))
+        for group in groups
+    ]
     limit = shares(rows, shown)
     data = {"runs": [run_payload(r, name, limit) for r, name in zip(shown, names, strict=True)]}
     environment = Environment(
         loader=PackageLoader("plait.report"), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
     columns = table_columns(groups)
+    many = max((g.runs for g in groups), default=0)
+    seeds = f" Means over {many} seeds with 95 % bootstrap intervals; charts show the first seed." if many > 1 else ""
+    if baselines(groups) != list(range(len(groups))):
+        seeds += " In brackets: the change from the first cluster."
+    rivals = any(len(group) > 1 for group in comparable(groups))
+    same = "on the same trace, world and cluster that know the same of durations"
+    best_of = f"★ best of its column among runs {same}; click" if rivals else "Click"
     return environment.get_template("report.html.j2").render(
         title=title or _title(groups, names),
         version=version(),
@@ -272,7 +278,7 @@ def html_report(
         cards=_cards(groups, names),
         columns=columns,
         rows=[table_row(i, groups, names, columns) for i in range(len(groups))],
-        table_note=_table_note(groups),
+        table_note=f"{best_of} a heading to sort.{seeds}",
         costs=cost_sections(shown, names),
         settings=_settings(results, settings or {}),
         run_columns=["Run", "Seed", *(c.capitalize() for c in COUNTS), "Wall time (s)"],
@@ -301,10 +307,6 @@ def version() -> str:
 def _key(result: RunResult) -> tuple[str, str, str, str]:
     s = result.summary
     return str(s["trace"]), str(s["policy"]), str(s["world"]), str(s["cluster"])
-
-
-def _first(results: Sequence[RunResult], group: Comparison) -> RunResult:
-    return next(r for r in results if _key(r) == (group.trace, group.policy, group.world, group.cluster))
 
 
 def _title(groups: Sequence[Comparison], names: Sequence[str]) -> str:
@@ -419,17 +421,6 @@ def table_row(
         )
     known = knowledges(groups)
     return {"label": f"{names[i]} (knowledge: {known[i]})" if known else names[i], "cells": cells}
-
-
-def _table_note(groups: Sequence[Comparison]) -> str:
-    many = max((g.runs for g in groups), default=0)
-    seeds = f" Means over {many} seeds with 95 % bootstrap intervals; charts show the first seed." if many > 1 else ""
-    if baselines(groups) != list(range(len(groups))):
-        seeds += " In brackets: the change from the first cluster."
-    rivals = any(len(group) > 1 for group in comparable(groups))
-    same = "on the same trace, world and cluster that know the same of durations"
-    best_of = f"★ best of its column among runs {same}; click" if rivals else "Click"
-    return f"{best_of} a heading to sort.{seeds}"
 
 
 def _settings(results: Sequence[RunResult], given: Mapping[str, str]) -> list[tuple[str, str]]:

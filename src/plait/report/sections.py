@@ -71,19 +71,17 @@ def policy_bars_svg(
             end = max(value, high)
         star = "★ " if kind == "best" else ""
         parts.append(_text(left + end * scale + 6, y + 14, star + show(value, factor)))
-    return _svg(width, 48 + 28 * len(rows), f"{chosen.label} of {', '.join(names)}. {chosen.meaning}", parts)
+    height = 48 + 28 * len(rows)
+    title = f"{chosen.label} of {', '.join(names)}. {chosen.meaning}"
+    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' width='{width}' height='{height}'"
+    body = "\n".join(parts)
+    return f"{head} role='img'>\n<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n{body}\n</svg>\n"
 
 
 def _text(x: float, y: float, text: str, more: str = "", whole: str = "") -> str:
     """A text; `whole` is shown by the mouse where the text had to be cut."""
     title = f"<title>{escape(whole)}</title>" if whole and whole != text else ""
     return f"<text x='{x:.1f}' y='{y:.1f}' {more}>{escape(text)}{title}</text>"
-
-
-def _svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
-    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' width='{width}' height='{height}'"
-    body = "\n".join(parts)
-    return f"{head} role='img'>\n<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n{body}\n</svg>\n"
 
 
 #: Figures that a sweep draws for every group.

@@ -199,7 +199,17 @@ def comparison_table(results: Iterable[RunResult], metrics: Sequence[Metric] | N
             texts[i].append(Text(f"* {text}", style="bold green") if i in winners else Text(text))
     for cells in texts:
         table.add_row(*cells)
-    table.caption = _caption(rows, starred) or None
+    seeds = max((row.runs for row in rows), default=0)
+    several = [name for name in ("trace", "world", "cluster") if len({getattr(row, name) for row in rows}) > 1]
+    several += ["knowledge"] * bool(knowledges(rows))
+    marked = f"* best of its {' and '.join(several)}" if several else "* best"
+    notes = ([marked] if starred else []) + ([f"means over {seeds} seeds"] if seeds > 1 else [])
+    if baselines(rows) != list(range(len(rows))):
+        notes.append("in brackets: the change from the first cluster")
+    open_jobs = sum(row.figures["unfinished"].mean > 0 for row in rows if "unfinished" in row.figures)
+    if open_jobs:
+        notes.append(f"{open_jobs} with jobs that did not end, so without averages")
+    table.caption = "; ".join(notes) or None
     return table
 
 
@@ -215,20 +225,6 @@ def _title(rows: Sequence[Comparison]) -> str:
         if len(values) == 1:
             shared.append(f"{name} {values.pop()}")
     return ", ".join(shared)
-
-
-def _caption(rows: Sequence[Comparison], starred: bool) -> str:
-    seeds = max((row.runs for row in rows), default=0)
-    several = [name for name in ("trace", "world", "cluster") if len({getattr(row, name) for row in rows}) > 1]
-    several += ["knowledge"] * bool(knowledges(rows))
-    marked = f"* best of its {' and '.join(several)}" if several else "* best"
-    notes = ([marked] if starred else []) + ([f"means over {seeds} seeds"] if seeds > 1 else [])
-    if baselines(rows) != list(range(len(rows))):
-        notes.append("in brackets: the change from the first cluster")
-    open_jobs = sum(row.figures["unfinished"].mean > 0 for row in rows if "unfinished" in row.figures)
-    if open_jobs:
-        notes.append(f"{open_jobs} with jobs that did not end, so without averages")
-    return "; ".join(notes)
 
 
 def write_json(results: Iterable[RunResult], path: str | Path) -> None:

@@ -261,11 +261,6 @@ class BarrierGate:
         if gang is not None:
             gang.announce(r)
             gang.gather(r, until)
-        self._reach(r, until, timeout_s)
-        if gang is not None:
-            gang.open(r)
-
-    def _reach(self, r: int, until: float, timeout_s: float) -> None:
         words, own = self._words, self._own
         if words[own + STATE] != ACTIVE:
             self._join()
@@ -281,6 +276,8 @@ class BarrierGate:
             self._sleep(r, slot, until, timeout_s)
         words[own + TARGET] = 0
         words[own + IN_STAGE] = r + 1
+        if gang is not None:
+            gang.open(r)
 
     def _join(self) -> None:
         words, own = self._words, self._own
@@ -357,28 +354,26 @@ class BarrierGate:
         if os.getpid() != self._pid or self._inside != r:
             return
         try:
-            self._end_slot(self._gang if r in GANG else None, r)
+            gang = self._gang if r in GANG else None
+            if self._rank:
+                if gang is not None:
+                    gang.leave(r)
+            elif not self._passes():
+                if gang is not None:
+                    try:
+                        gang.gone(r, time.monotonic() + self._page.group.lease_s)
+                    except OSError as error:
+                        self._give_up(error)
+                self._words[self._own + IN_STAGE] = 0
+                if self._words[self._own + STATE] == ACTIVE:
+                    self._words[self._own + SLOT] += 1
+                self._wake()
         finally:  # only here, so that no two threads move the slot
             self.stats.stages[r] += 1
             self.stats.inside_s[r] += time.perf_counter() - self._began
             with self._outside:
                 self._inside = -1
                 self._outside.notify_all()
-
-    def _end_slot(self, gang: Gang | None, r: int) -> None:
-        if self._rank:
-            if gang is not None:
-                gang.leave(r)
-        elif not self._passes():
-            if gang is not None:
-                try:
-                    gang.gone(r, time.monotonic() + self._page.group.lease_s)
-                except OSError as error:
-                    self._give_up(error)
-            self._words[self._own + IN_STAGE] = 0
-            if self._words[self._own + STATE] == ACTIVE:
-                self._words[self._own + SLOT] += 1
-            self._wake()
 
     def _give_up(self, error: OSError) -> None:
         """Continue without a gate: the files of the group are gone."""
@@ -456,7 +451,20 @@ class _Thread:
     def take(self, r: int, timeout_s: float) -> None:
         """Wait for a slot of `r`; raises `GateTimeout`."""
         if self.waiting(r) or not self.try_slots(r):
-            self._queue(r, timeout_s)
+            if self.row < 0:
+                self._claim_row()
+            words, begin = self.words, time.monotonic_ns()
+            if self.row >= 0:
+                usual = self.usual_s[r]
+                words[self.at.need + self.row] = -1 if usual is None else int(self.left_s(r, 0.0) * 1e9)
+                words[self.at.since + self.row], words[self.at.want + self.row] = begin, r + 1
+            try:
+                self._wait(r, begin, timeout_s)
+            finally:
+                if self.row >= 0:
+                    words[self.at.want + self.row] = 0
+                if r in self.held and self.page.group.capacities[r] > 1:
+                    self._wake(r)  # another slot may be free as well
 
     def left_s(self, r: int, held_s: float) -> float:
         """Expected remaining seconds of the stage on `r`, which has held it for `held_s`."""
@@ -487,22 +495,6 @@ class _Thread:
     def _wake(self, r: int) -> None:
         for _, row in self.waiting(r)[:1]:
             self.page.bells.ring(self.at.bell + row)
-
-    def _queue(self, r: int, timeout_s: float) -> None:
-        if self.row < 0:
-            self._claim_row()
-        words, begin = self.words, time.monotonic_ns()
-        if self.row >= 0:
-            usual = self.usual_s[r]
-            words[self.at.need + self.row] = -1 if usual is None else int(self.left_s(r, 0.0) * 1e9)
-            words[self.at.since + self.row], words[self.at.want + self.row] = begin, r + 1
-        try:
-            self._wait(r, begin, timeout_s)
-        finally:
-            if self.row >= 0:
-                words[self.at.want + self.row] = 0
-            if r in self.held and self.page.group.capacities[r] > 1:
-                self._wake(r)  # another slot may be free as well
 
     def _wait(self, r: int, begin: int, timeout_s: float) -> None:
         bell, bells = self.at.bell + self.row, self.page.bells

@@ -397,7 +397,13 @@ class GuestGate:
             self.inner.yield_point(before)
             return
         self._passed += 1
-        if self._goes_on():
+        gang, due = self._gang, self._passed >= self._every
+        gang.come()
+        while gang.led and gang.behind and not gang.pauses_here and not self._wants_stop():
+            self._page.paced_monotonic, self._page.stage_since = self._clock(), 0.0
+            self._sleep(GANG_LOOK_S)
+        if (not gang.pauses_here) if gang.led else (not due):
+            gang.go_on()
             return
         if before is not None:
             before()
@@ -410,18 +416,6 @@ class GuestGate:
             self.wait()
             self.inner.yield_point()
         self._begin()
-
-    def _goes_on(self) -> bool:
-        """Whether the quantum goes on at a yield point."""
-        gang, due = self._gang, self._passed >= self._every
-        gang.come()
-        while gang.led and gang.behind and not gang.pauses_here and not self._wants_stop():
-            self._page.paced_monotonic, self._page.stage_since = self._clock(), 0.0
-            self._sleep(GANG_LOOK_S)
-        goes_on = not gang.pauses_here if gang.led else not due
-        if goes_on:
-            gang.go_on()
-        return goes_on
 
     def begin(self) -> None:
         """Where no stages are marked: wait until the script may continue, which begins the first quantum of a step."""

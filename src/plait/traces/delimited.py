@@ -206,7 +206,20 @@ def read_rows(
         if names is None and header is None:
             source.line = at + 1
             header = dialect.cells(next(feed, ""))
-            _refuse_header(source, header, required, optional, dialect)
+            if not any(header):
+                raise source.error("the file is empty", hint=f"expected a header with {', '.join(required)}")
+            missing = [name for name in required if name not in header]
+            if missing:
+                raise source.error("a required column is missing", column=missing[0], hint=suggest(missing[0], header))
+            known = None if optional is None else (*required, *optional)
+            unknown = [
+                name for name in header if known is not None and name not in known and not UNNAMED.fullmatch(name)
+            ]
+            if unknown:
+                raise source.error("unknown column", column=unknown[0], hint=suggest(unknown[0], known or ()))
+            twice = [name for i, name in enumerate(header) if name in header[:i] and not UNNAMED.fullmatch(name)]
+            if twice:
+                raise source.error("the column occurs twice in the header", column=twice[0])
         header = list(header or ())
         kept = [i for i, name in enumerate(header) if not UNNAMED.fullmatch(name)]
         named = [header[i] for i in kept]
@@ -257,23 +270,6 @@ def _cells(dialect: Dialect, line: str) -> list[str]:
     """The fields of a line, without the empty one behind a trailing delimiter."""
     cells = dialect.cells(line)
     return cells[:-1] if cells[-1:] == [""] else cells
-
-
-def _refuse_header(
-    source: Source, header: list[str], required: Sequence[str], optional: Sequence[str] | None, dialect: Dialect
-) -> None:
-    if not any(header):
-        raise source.error("the file is empty", hint=f"expected a header with {', '.join(required)}")
-    missing = [name for name in required if name not in header]
-    if missing:
-        raise source.error("a required column is missing", column=missing[0], hint=suggest(missing[0], header))
-    known = None if optional is None else (*required, *optional)
-    unknown = [name for name in header if known is not None and name not in known and not UNNAMED.fullmatch(name)]
-    if unknown:
-        raise source.error("unknown column", column=unknown[0], hint=suggest(unknown[0], known or ()))
-    twice = [name for i, name in enumerate(header) if name in header[:i] and not UNNAMED.fullmatch(name)]
-    if twice:
-        raise source.error("the column occurs twice in the header", column=twice[0])
 
 
 class _Feed:

@@ -221,6 +221,11 @@ def _batch(table: TraceTable, duration_s: Array) -> JobBatch:
     classes = [_CLASSES[c] for c in table["job_class"].tolist()]
     share = model_skew()
     least, most = (np.asarray(table[name], dtype=np.float64) for name in ("min_gpus", "max_gpus"))
+    # Each job's request for in-network aggregation; one object for equal requests
+    column = table["ina"]
+    known: dict[str | None, InaRequest] = {text: InaRequest.of(text) for text in set(column.tolist())}
+    # Script with arguments and script alone of each job; () where the trace has no script
+    rows = zip(table["script"].tolist(), table["arguments"].tolist(), strict=True)
     columns: dict[str, Any] = {
         "id": [str(i) for i in table["job_id"]],
         "submit_s": np.asarray(table["submit_s"], dtype=np.float64),
@@ -230,7 +235,7 @@ def _batch(table: TraceTable, duration_s: Array) -> JobBatch:
         "user": _texts(table["user"]),
         "project": _texts(table["project"]),
         "model": models,
-        "like": _alike(table),
+        "like": [(f"{script} {arguments or ''}", script) if script else () for script, arguments in rows],
         "job_class": np.array([int(c) for c in classes], dtype=np.int64),
         "checkpoints": np.array([int(_CHECKPOINTS[c]) for c in table["checkpoints"].tolist()], dtype=np.int64),
         "min_gpus": np.where(least >= 1, least, gpus).astype(np.int64),
@@ -243,7 +248,7 @@ def _batch(table: TraceTable, duration_s: Array) -> JobBatch:
         "skew": np.array([share.get(m, np.nan) for m in models], dtype=np.float64),
         "gradient_bytes": table["gradient_bytes"].astype(np.float64),
         "servers": np.nan_to_num(table["servers"].astype(np.float64)).astype(np.int64),
-        "ina": _requests(table["ina"]),
+        "ina": [known[text] for text in column.tolist()],
         "deadline_s": table["deadline_s"].astype(np.float64),
         "priority": np.nan_to_num(table["priority"].astype(np.float64)),
         "weight": np.nan_to_num(table["weight"].astype(np.float64), nan=1.0),
@@ -270,18 +275,6 @@ _CLASSES: dict[str | None, JobClass] = {kind.name.lower(): kind for kind in JobC
 _CLASSES[None] = JobClass.GUARANTEED
 _CHECKPOINTS: dict[str | None, Checkpoints] = {kind.name.lower(): kind for kind in Checkpoints}
 _CHECKPOINTS[None] = Checkpoints.ON_STOP
-
-
-def _requests(column: Array) -> list[InaRequest]:
-    """Each job's request for in-network aggregation; one object for equal requests."""
-    known: dict[str | None, InaRequest] = {text: InaRequest.of(text) for text in set(column.tolist())}
-    return [known[text] for text in column.tolist()]
-
-
-def _alike(table: TraceTable) -> list[tuple[str, ...]]:
-    """Script with arguments and script alone of each job; () where the trace has no script."""
-    rows = zip(table["script"].tolist(), table["arguments"].tolist(), strict=True)
-    return [(f"{script} {arguments or ''}", script) if script else () for script, arguments in rows]
 
 
 def _texts(column: Array) -> list[str]:

@@ -704,7 +704,11 @@ def generate(
         return generate_pollux(jobs, gpus, load, seed, ARRIVALS[arrivals or "poisson"])
     kind = PRESETS[preset]
     submit_s, leader = (ARRIVALS[arrivals] if arrivals else kind.arrivals)(stream(seed, "arrivals"), jobs)
-    sizes = _sizes(kind, stream(seed, "sizes"), jobs, gpus)
+    # Gang sizes; sizes beyond the cluster are left out of the draw
+    rng = stream(seed, "sizes")
+    fitting = {size: share for size, share in kind.sizes.items() if size <= gpus}
+    shares = np.array(list(fitting.values()))
+    sizes = rng.choice(np.array(list(fitting), dtype=np.int32), size=jobs, p=shares / shares.sum())
     people = _people(stream(seed, "users"), jobs, users)
     if kind.shared:
         follows = stream(seed, "bursts").random(jobs) < kind.shared
@@ -758,13 +762,6 @@ def _check(
         raise InputError(f"preset {preset} has work, not durations; leave max_duration out")
     if preset == RECURRING and (max_duration_s is not None or arrivals is not None):
         raise InputError(f"preset {preset} has sessions and durations of its own; leave out arrivals, max_duration")
-
-
-def _sizes(kind: Preset, rng: np.random.Generator, jobs: int, gpus: int) -> Array:
-    """Gang sizes; sizes beyond the cluster are left out of the draw."""
-    fitting = {size: share for size, share in kind.sizes.items() if size <= gpus}
-    shares = np.array(list(fitting.values()))
-    return rng.choice(np.array(list(fitting), dtype=np.int32), size=jobs, p=shares / shares.sum())
 
 
 def _durations(kind: Preset, rng: np.random.Generator, sizes: Array, max_duration_s: float | None) -> Array:

@@ -178,15 +178,13 @@ class Profiler:
         if self._seen <= WARM_UP:
             self._busy_before = tuple(busy_s)
             if self._seen == WARM_UP:
-                self._begin_window(marked=any(busy_s))
+                # Measure from the next iteration on; hooks see the transfers of a script that is not `marked`, too
+                marked = any(busy_s)
+                if marked or self._hooks is None or not self._hooks.start(self.step_s):
+                    self._transfers.start()
             return False
         self._samples.append(took)
         return self._complete(busy_s)
-
-    def _begin_window(self, *, marked: bool) -> None:
-        """Measure from the next iteration on; hooks see the transfers of a script that is not `marked`, too."""
-        if marked or self._hooks is None or not self._hooks.start(self.step_s):
-            self._transfers.start()
 
     def close(self) -> None:
         self._transfers.stop()

@@ -408,6 +408,8 @@ class Recorder:
         # The learning rates of all optimizers that have stepped or are registered.
         known = [value for value in self._job.kept.values.values() if hasattr(value, "param_groups")]
         known += [one for one in self._optimizers if all(one is not other for other in known)]
+        # The sum of the squared weights
+        models = [value for value in self._job.kept.values.values() if hasattr(value, "parameters")]
         self._write(
             {"n": self.position}
             | step
@@ -416,7 +418,7 @@ class Recorder:
                     [float(group["lr"]) for group in optimizer.param_groups if "lr" in group] for optimizer in known
                 ],
                 "state": self._state(),
-                "size": self._size(),
+                "size": sum(float(p.detach().double().square().sum()) for model in models for p in model.parameters()),
             }
             | {"after": script_variables()}
         )
@@ -446,11 +448,6 @@ class Recorder:
                 found[name] = digest(value.state_dict())
                 found |= dict(unsaved_buffers(name, value))
         return found
-
-    def _size(self) -> float:
-        """The sum of the squared weights."""
-        models = [value for value in self._job.kept.values.values() if hasattr(value, "parameters")]
-        return sum(float(p.detach().double().square().sum()) for model in models for p in model.parameters())
 
     def _watch_losses(self) -> None:
         """From now on note what `backward` is called on."""

@@ -47,7 +47,14 @@ def record_start(job_dir: Path) -> None:
     with contextlib.suppress(OSError):
         direct = _began is not None and _began[0] == os.getpid() == os.getsid(0)
         if direct and not _changes() and not _hidden_modules():
-            modules = dict.fromkeys([*_recorded(path), *_installed_modules()])
+            # Names of loaded modules that are installed, in the order of their import
+            folders = tuple(os.path.join(root, "") for root in _roots())
+            modules = dict.fromkeys(
+                [
+                    *_recorded(path),
+                    *[name for name, file in _located() if file.startswith(folders) and name != "sitecustomize"],
+                ]
+            )
             replace_file(path, json.dumps({"argv": sys.orig_argv, "modules": list(modules)}), mode=OWNER_ONLY)
         else:
             path.unlink(missing_ok=True)
@@ -80,12 +87,6 @@ def _located() -> Iterator[tuple[str, str]]:
         spec = getattr(module, "__spec__", None)
         if spec is not None and spec.name == name and spec.has_location:
             yield name, str(spec.origin)
-
-
-def _installed_modules() -> list[str]:
-    """Names of loaded modules that are installed, in the order of their import."""
-    folders = tuple(os.path.join(root, "") for root in _roots())
-    return [name for name, file in _located() if file.startswith(folders) and name != "sitecustomize"]
 
 
 def _hidden_modules() -> list[str]:

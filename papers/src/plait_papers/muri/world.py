@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
@@ -58,7 +57,12 @@ class MuriArtifact:
             "version": __version__,
             **labels,
         }
-        return RunResult(summary, _columns(done), {}, _no_timeline(done))
+        return RunResult(
+            summary,
+            _columns(done),
+            {},
+            Timeline.empty(Cluster.parse(self.cluster), done.jobs, done.events, done.makespan_s),
+        )
 
 
 def _columns(done: Done) -> dict[str, Any]:
@@ -80,11 +84,3 @@ def _columns(done: Done) -> dict[str, Any]:
         "state": np.full(n, "finished", dtype=object),
         "reason": np.full(n, "", dtype=object),
     }
-
-
-def _no_timeline(done: Done) -> Timeline:
-    """The artifact's simulator keeps no record of who ran where; every column is empty."""
-    cluster = Cluster.parse(MuriArtifact.cluster)
-    known: dict[str, Any] = {"cluster": cluster, "jobs": done.jobs, "events": done.events, "last_s": done.makespan_s}
-    names = [f.name for f in dataclasses.fields(Timeline)]
-    return Timeline(**{name: known.get(name, np.zeros(0, dtype=np.int64)) for name in names})

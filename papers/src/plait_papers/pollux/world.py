@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -72,7 +71,9 @@ class PolluxArtifact:
             "version": __version__,
             **labels,
         }
-        return RunResult(summary, columns(workload.jobs, done), {}, _no_timeline(setting, done))
+        cluster, last_s = Cluster.parse(f"{setting.nodes}x{GPUS_PER_NODE}"), float(done.end_s.max())
+        timeline = Timeline.empty(cluster, len(done.end_s), done.rounds, last_s)
+        return RunResult(summary, columns(workload.jobs, done), {}, timeline)
 
 
 def simulate(workload: Workload, setting: Setting, ended: Callable[[int], None] | None = None) -> PolluxRun:
@@ -181,12 +182,3 @@ def _data(run: PublishedRun) -> Path:
             "github.com/petuum/adaptdl, branch osdi21-artifact, simulator/traces"
         )
     return run.data
-
-
-def _no_timeline(setting: Setting, done: PolluxRun) -> Timeline:
-    """An empty timeline: the simulator keeps no record of spans."""
-    cluster = Cluster.parse(f"{setting.nodes}x{GPUS_PER_NODE}")
-    last_s = float(done.end_s.max())
-    known: dict[str, Any] = {"cluster": cluster, "jobs": len(done.end_s), "events": done.rounds, "last_s": last_s}
-    names = [f.name for f in dataclasses.fields(Timeline)]
-    return Timeline(**{name: known.get(name, np.zeros(0, dtype=np.int64)) for name in names})

@@ -54,9 +54,6 @@ class CodecSchemas:
             return {"anyOf": [{"type": "null"} if p is type(None) else self.of(p) for p in parts]}
         if origin is typing.Literal:
             return {"enum": list(parts)}
-        return self._plain(origin, parts)
-
-    def _plain(self, origin: Any, parts: Sequence[Any]) -> Schema:
         if origin is float and self.codec.nulls:
             return {"type": ["number", "null"]}
         if origin in _PLAIN:

@@ -121,7 +121,22 @@ class Codec:
         if hint in self.own or origin in self.own:
             return self.own[hint if hint in self.own else origin][0]
         if isinstance(origin, type) and is_dataclass(origin):
-            return self._object_writer(hint)
+            hints = typing.get_type_hints(hint)
+            plan = [
+                (f.name, self.writer(hints[f.name]), self._left_out(hint, f))
+                for f in fields(hint)
+                if not f.metadata.get("skip")
+            ]
+
+            def write(value: Any) -> dict[str, Any]:
+                out = {}
+                for name, inner, left_out in plan:
+                    if left_out is None or not left_out(value):
+                        found = getattr(value, name)
+                        out[name] = found if inner is None else inner(found)
+                return out
+
+            return write
         if isinstance(origin, type) and issubclass(origin, Enum):
             return lambda value: str(value.name).lower()
         if origin in (typing.Union, types.UnionType):
@@ -139,24 +154,6 @@ class Codec:
             return lambda value: [v if w is None else w(v) for v, w in zip(value, each, strict=True)]
         item = self.writer(parts[0]) if parts else None
         return list if item is None else lambda value: [item(one) for one in value]
-
-    def _object_writer(self, kind: Any) -> Write:
-        hints = typing.get_type_hints(kind)
-        plan = [
-            (f.name, self.writer(hints[f.name]), self._left_out(kind, f))
-            for f in fields(kind)
-            if not f.metadata.get("skip")
-        ]
-
-        def write(value: Any) -> dict[str, Any]:
-            out = {}
-            for name, inner, left_out in plan:
-                if left_out is None or not left_out(value):
-                    found = getattr(value, name)
-                    out[name] = found if inner is None else inner(found)
-            return out
-
-        return write
 
     def _left_out(self, kind: Any, f: Field[Any]) -> Callable[[Any], bool] | None:
         """A function of an object: whether to omit this field; None if it is always written."""
@@ -207,7 +204,17 @@ class Codec:
         if origin in _LISTS:
             return self._list_reader(origin, parts)
         if origin in _MAPPINGS and parts:
-            return self._mapping_reader(parts)
+            key: Any = int if parts[0] is int else str
+            item = self.reader(parts[1])
+            if item is None and key is str and not self.strict:
+                return None
+
+            def read(value: Any) -> Any:
+                if not isinstance(value, Mapping):
+                    raise _Wrong(f" is {value!r:.80}, needs an object")
+                return {key(name): _at(f".{name}", item, one) for name, one in value.items()}
+
+            return read
         if origin in _SCALARS and self.strict:
             return lambda value: _scalar(origin, value)
         return None
@@ -223,19 +230,6 @@ class Codec:
             if self.strict and not isinstance(value, list):
                 raise _Wrong(f" is {value!r:.80}, needs a list")
             return make([_at(f"[{i}]", item, one) for i, one in enumerate(value)])
-
-        return read
-
-    def _mapping_reader(self, parts: Sequence[Any]) -> Read | None:
-        key: Any = int if parts[0] is int else str
-        item = self.reader(parts[1])
-        if item is None and key is str and not self.strict:
-            return None
-
-        def read(value: Any) -> Any:
-            if not isinstance(value, Mapping):
-                raise _Wrong(f" is {value!r:.80}, needs an object")
-            return {key(name): _at(f".{name}", item, one) for name, one in value.items()}
 
         return read
 

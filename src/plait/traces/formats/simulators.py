@@ -87,7 +87,11 @@ def read_gavel(
     """
     table = _table(throughputs, kind)
     source = Source(path, rules)
-    fields = _field_count(source)
+    with source.open() as text:
+        fields = len(text.readline().rstrip("\r\n").split("\t"))
+    if fields not in LAYOUTS:
+        source.line = 1
+        raise source.error(f"expected 7, 10 or 12 tab-separated fields, found {fields}")
     rows = []
 
     def add(row: TextRow) -> None:
@@ -109,15 +113,6 @@ def _table(throughputs: Pathish | Throughputs | None, kind: str) -> Mapping[tupl
     if kind not in known:
         raise InputError(f"no throughputs for GPU kind {kind!r}; {suggest(kind, known)}")
     return known[kind]
-
-
-def _field_count(source: Source) -> int:
-    with source.open() as text:
-        fields = len(text.readline().rstrip("\r\n").split("\t"))
-    if fields not in LAYOUTS:
-        source.line = 1
-        raise source.error(f"expected 7, 10 or 12 tab-separated fields, found {fields}")
-    return fields
 
 
 def _job(row: TextRow, table: Mapping[tuple[str, int], float] | None) -> dict[str, Any]:
@@ -248,27 +243,27 @@ def read_muri(path: Pathish, *, work: str = "duration", split: str = "by_model",
     builder = TableBuilder(source)
 
     def add(row: TextRow) -> None:
-        builder.keep(row.line, **_times(row, work), **_stages(row, split, builder))
+        duration_s = row.number("duration") / 1000
+        iterations, iteration_s = row.whole("iterations"), row.number("iteration_time") / 1000
+        product_s = iterations * row.number("iteration_time") / 1000
+        agrees = abs(product_s - duration_s) <= 0.01 * duration_s
+        job: dict[str, Any] = {
+            "job_id": row.text("job_id"),
+            "submit_s": row.number("submit_time") / 1000,
+            "gpus": row.gang("num_gpu"),
+            "duration_s": duration_s,
+            "duration_kind": "exact" if agrees and work == "duration" else "derived",
+            "iterations": iterations,
+            "iteration_s": iteration_s,
+        }
+        builder.keep(
+            row.line,
+            **job | {"duration_s": product_s, "x_duration_trace_s": duration_s} if work == "iterations" else job,
+            **_stages(row, split, builder),
+        )
 
     builder.read_rows(add, required=MURI_HEADER, optional=("interval",))
     return builder.finish(MURI, options={"work": work, "split": split})
-
-
-def _times(row: TextRow, work: str) -> dict[str, Any]:
-    duration_s = row.number("duration") / 1000
-    iterations, iteration_s = row.whole("iterations"), row.number("iteration_time") / 1000
-    product_s = iterations * row.number("iteration_time") / 1000
-    agrees = abs(product_s - duration_s) <= 0.01 * duration_s
-    job: dict[str, Any] = {
-        "job_id": row.text("job_id"),
-        "submit_s": row.number("submit_time") / 1000,
-        "gpus": row.gang("num_gpu"),
-        "duration_s": duration_s,
-        "duration_kind": "exact" if agrees and work == "duration" else "derived",
-        "iterations": iterations,
-        "iteration_s": iteration_s,
-    }
-    return job | {"duration_s": product_s, "x_duration_trace_s": duration_s} if work == "iterations" else job
 
 
 def _stages(row: TextRow, split: str, builder: TableBuilder) -> dict[str, Any]:

@@ -330,7 +330,9 @@ class Adaptive:
         if now is None:  # not a batch of the loader
             return
         self._stepped = True
-        if _overflowed(self.optimizer):  # a fused optimizer skips the step by itself
+        # True if a gradient scaler has set the flag by which a fused optimizer skips the step
+        found = getattr(self.optimizer, "found_inf", None)
+        if found is not None and bool(found):  # a fused optimizer skips the step by itself
             self.loader.progress.left_out()
             return
         squares = self._hooks.collect()
@@ -420,12 +422,6 @@ class Adaptive:
         self._hooks.twice = bool(state["twice"])
         if self._hooks.twice:
             self.loader.plan.least_half = None
-
-
-def _overflowed(optimizer: Any) -> bool:
-    """True if a gradient scaler has set the flag by which a fused optimizer skips the step."""
-    found = getattr(optimizer, "found_inf", None)
-    return found is not None and bool(found)
 
 
 def parallelize(

@@ -163,7 +163,21 @@ class ThreadRoutes:
         try:
             self._route()
             self._refuse()
-            self._tell()
+
+            def ends(owner: Any, name: str, applies: Callable[..., bool]) -> None:
+                plain = getattr(owner, name)
+
+                def reporting(*args: Any) -> Any:
+                    member = here()
+                    if member is not None and os.getpid() == self._pid and applies(*args):
+                        self._say(member, f"{owner.__name__}.{name}({', '.join(map(str, args))})")
+                    return plain(*args)
+
+                self.replace(owner, name, reporting)
+
+            ends(os, "_exit", lambda *_: True)
+            ends(os, "abort", lambda *_: True)
+            ends(os, "kill", lambda pid, number: pid == os.getpid() and number != 0)
         except BaseException:
             self.close()
             raise
@@ -267,22 +281,6 @@ class ThreadRoutes:
             return plain(*args, **options)
 
         self.replace(owner, name, guarded)
-
-    def _tell(self) -> None:
-        def ends(owner: Any, name: str, applies: Callable[..., bool]) -> None:
-            plain = getattr(owner, name)
-
-            def reporting(*args: Any) -> Any:
-                member = here()
-                if member is not None and os.getpid() == self._pid and applies(*args):
-                    self._say(member, f"{owner.__name__}.{name}({', '.join(map(str, args))})")
-                return plain(*args)
-
-            self.replace(owner, name, reporting)
-
-        ends(os, "_exit", lambda *_: True)
-        ends(os, "abort", lambda *_: True)
-        ends(os, "kill", lambda pid, number: pid == os.getpid() and number != 0)
 
 
 class _Call:

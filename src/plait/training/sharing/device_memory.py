@@ -176,7 +176,13 @@ class MemoryLimit:
             keeps = guest or (memory.spills and self._stepped)
             self._reached_bytes = memory.bound(self.given_bytes if keeps else math.inf)
             if not guest and not memory.spills:
-                self._reached_bytes = max(self._budget(), self.given_bytes)
+                # Bytes that a host without a pool counts as its own; all of the device once a step reserved more
+                self._exceeds = self._exceeds or self._most_bytes > self._budget_bytes
+                if self._exceeds:
+                    self._budget_bytes = math.inf
+                elif self._steps >= BUDGET_STEPS and self._budget_bytes == math.inf:
+                    self._budget_bytes = self._most_bytes + max(BUDGET_ROOM * self._most_bytes, LEAST_ROOM_BYTES)
+                self._reached_bytes = max(self._budget_bytes, self.given_bytes)
         page.set_reached(self._number, self._reached_bytes)
 
     def end_step(self, *, reset: bool = True) -> MemoryUse:
@@ -201,15 +207,6 @@ class MemoryLimit:
         if self._budget_bytes < math.inf and self._ran_out is not None:
             self._exceeds = True
             self._ran_out.touch()
-
-    def _budget(self) -> float:
-        """Bytes that a host without a pool counts as its own; all of the device once a step reserved more."""
-        self._exceeds = self._exceeds or self._most_bytes > self._budget_bytes
-        if self._exceeds:
-            self._budget_bytes = math.inf
-        elif self._steps >= BUDGET_STEPS and self._budget_bytes == math.inf:
-            self._budget_bytes = self._most_bytes + max(BUDGET_ROOM * self._most_bytes, LEAST_ROOM_BYTES)
-        return self._budget_bytes
 
     def _refuse(self, guest: bool) -> None:
         why = (

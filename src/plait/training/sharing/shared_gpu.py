@@ -361,15 +361,16 @@ class SharedGpu:
             self.start()
         if self.neighbours is None and not self.limit.due:
             return 0.0
-        return self._keep()
-
-    def _keep(self) -> float:
         gate = self.gate
         if gate is not None:
             if not gate.marked:
                 self._stages.wait_for_gpu()
                 gate.end()
-            self._check_graphs()
+            cuda, points = torch_cuda(), self._script_points
+            self._script_points = 0
+            if cuda is not None:
+                self._graphs.watch(cuda)
+                self._graphs.check(points)
         self._bound()
         held_s = self._hold() if self._page.action in _HOLDS else 0.0
         if self._page.action == Action.STOP.value and self.neighbours is not None:
@@ -446,13 +447,6 @@ class SharedGpu:
             f"this job needs more GPU memory than it can have: its last step used {device:.2f} GiB on the device and "
             f"{host:.2f} GiB on the host; use a smaller batch, or a GPU with more memory"
         )
-
-    def _check_graphs(self) -> None:
-        cuda, points = torch_cuda(), self._script_points
-        self._script_points = 0
-        if cuda is not None:
-            self._graphs.watch(cuda)
-            self._graphs.check(points)
 
 
 def _build_ahead() -> None:

@@ -96,22 +96,18 @@ def prepare(value: Any, extras: Mapping[str, Any], parameters: Mapping[str, Any]
             value.add_param_group({"params": missing})
         added |= {id(parameter) for parameter in missing}
     if added:
-        _accept_again(value, added)
+        # Let the script add the same groups: it does so in the epoch that it repeats in part
+        add = value.add_param_group
 
+        def add_param_group(group: Any) -> None:
+            given = group["params"]
+            given = [given] if hasattr(given, "requires_grad") else list(given)
+            if given and all(id(parameter) in added for parameter in given):
+                added.difference_update(id(parameter) for parameter in given)
+            else:
+                add({**group, "params": given})
 
-def _accept_again(optimizer: Any, added: set[int]) -> None:
-    """Let the script add the same groups: it does so in the epoch that it repeats in part."""
-    add = optimizer.add_param_group
-
-    def add_param_group(group: Any) -> None:
-        given = group["params"]
-        given = [given] if hasattr(given, "requires_grad") else list(given)
-        if given and all(id(parameter) in added for parameter in given):
-            added.difference_update(id(parameter) for parameter in given)
-        else:
-            add({**group, "params": given})
-
-    optimizer.add_param_group = add_param_group
+        value.add_param_group = add_param_group
 
 
 def put_back(value: Any, extras: Mapping[str, Any]) -> None:

@@ -107,10 +107,6 @@ def read(path: Pathish, jobs: int | None = None) -> ArtifactTrace:
             break
     if not columns["job_id"]:
         raise source.error("the trace has no jobs")
-    return _sorted(columns)
-
-
-def _sorted(columns: dict[str, list[Any]]) -> ArtifactTrace:
     ms = {name: np.array(columns[name], dtype=np.float64) for name in NUMBERS}
     by_submit = np.argsort(ms["submit_time"] / 1000, kind="stable")
     ms = {name: values[by_submit] for name, values in ms.items()}
