@@ -5,8 +5,6 @@ A world has `nodes` base nodes of two GPUs each. Everything a script does goes t
 backend of its own needs `make_backend` and how its nodes come and go.
 """
 
-from __future__ import annotations
-
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ contract_job.py steps=40 pace_s=0.05 every=10 exit_code=0 keep=FOLDER stubborn=1
 With until=FILE it goes on after its steps until that file exists.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

@@ -1,7 +1,5 @@
 """The world of `RayBackend`: a head and two nodes of real Ray on this machine, with executors that host the agents."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys

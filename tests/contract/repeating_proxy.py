@@ -1,7 +1,5 @@
 """Somebody between agents and the service who repeats what they say and tells them old answers."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """Smallest first, elastic jobs at their most GPUs while all fit so, else at their fewest: for tests of backends."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 from plait.core.plan import Plan

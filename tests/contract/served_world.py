@@ -1,7 +1,5 @@
 """A world of real processes under any backend, and the one of `LocalBackend`."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

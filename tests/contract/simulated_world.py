@@ -1,7 +1,5 @@
 """The simulated world: the engine in this process, agents that are numbers, a clock that is moved by hand."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

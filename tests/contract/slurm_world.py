@@ -1,7 +1,5 @@
 """The world of `SlurmBackend`: a whole Slurm of this machine, with allocations that hold the agents."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each world is started once and put in order after each test. What a world cannot do it says itself.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Every policy of the catalog keeps every promise; every way to break one is noticed and named."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ there and run only with `PLAIT_SLOW=1`. By default most policies get every third
 wait for days and weeks too, and a few the whole trace; with `PLAIT_SLOW=1` all get the whole.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The world `pollux` on the published workload: adaptive sizes against sizes as asked. With `PLAIT_SLOW=1`: minutes."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

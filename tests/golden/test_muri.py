@@ -4,8 +4,6 @@ Read from `PLAIT_DATA` or `../shared/data`, and skipped where that is not. The f
 for every policy; of the whole traces a few cells by default, and all with `PLAIT_SLOW=1`.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Read from `PLAIT_DATA` or `../shared/data`, and skipped where that is not. Whole runs of Pollux with `PLAIT_SLOW=1`.
 """
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from pathlib import Path

@@ -5,8 +5,6 @@ integer program no worse than 300 in three rounds. A few instances always; with 
 on 16 to 64 nodes of 4 GPUs (six minutes on two cores).
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -5,8 +5,6 @@ opportunistic jobs, is measured, has a burst of memory, changes its label and en
 meant, record it again: PLAIT_RECORD=1 pytest tests/golden/test_sharing_law.py
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

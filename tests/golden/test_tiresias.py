@@ -5,8 +5,6 @@ saying so, when they are not there. All runs: no overheads, decisions at every e
 and of promotion a few by default, all with `PLAIT_SLOW=1`.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from fractions import Fraction

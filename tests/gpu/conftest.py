@@ -1,7 +1,5 @@
 """Tests of this folder that need a GPU say so by the marker `gpu`; the others go the same ways on the CPU."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An adaptive training on one GPU: estimates, mixed precision, and no step that waits. The same is tried on the CPU."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import warnings

@@ -4,8 +4,6 @@
 what is broken, not what is slow.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from pathlib import Path

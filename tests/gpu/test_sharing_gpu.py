@@ -1,7 +1,5 @@
 """Sharing a GPU, the training process's side: limits, the pool on the host, run-ahead. The same is tried on the CPU."""
 
-from __future__ import annotations
-
 import gc
 import math
 import time

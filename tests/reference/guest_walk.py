@@ -1,7 +1,5 @@
 """AntMan's walk as `plait.policies.guest_walk` does it, a job and a GPU at a time: its reference."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -4,8 +4,6 @@ A packet is a dictionary; a switch, a server and a worker are classes that know 
 rules, not from the kernels.
 """
 
-from __future__ import annotations
-
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Orders and a placement of the naive simulator's own: integers, loops, GPUs by number."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Only tests use it; they compare the two on random clusters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

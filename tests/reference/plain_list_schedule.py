@@ -1,7 +1,5 @@
 """Same results as `list_schedule.play` of `live.scheduler.explain` in the plainest code: each end looks at all jobs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

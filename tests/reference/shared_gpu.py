@@ -1,7 +1,5 @@
 """Groups that share GPUs, one by one: the reference of `contention.neighbours` and of the kernels of `GpuSharing`."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from plait.core.arrays import FloatArray

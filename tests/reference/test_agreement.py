@@ -3,8 +3,6 @@
 PLAIT_SLOW=1: on eight times as many.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@
 Muri 8 and Muri 3. Nothing below uses plait to compute what it compares with.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """The codec: dataclasses as JSON values and back."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import deque

@@ -1,7 +1,5 @@
 """When a kernel is compiled: not for a few small problems, once for many, and never without a compiler."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

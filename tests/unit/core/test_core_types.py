@@ -1,7 +1,5 @@
 """Objects and columns of jobs, adaptive limits and networks say the same; what cannot be is refused by name."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

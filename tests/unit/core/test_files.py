@@ -1,7 +1,5 @@
 """Replacing files: whole or not at all, with the mode asked for, and nothing left beside them."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat

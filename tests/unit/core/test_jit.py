@@ -1,7 +1,5 @@
 """The compiler's one place: what is compiled, what is on disk, and that compiling is announced once."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The kernels of the preemption rule against the rule as it is written, one job at a time."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Execution plans: published memory, limits by hand, the best plan against all plans, and simulated jobs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from math import ceil

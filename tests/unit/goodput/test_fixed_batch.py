@@ -1,7 +1,5 @@
 """Elastic jobs with a fixed batch: what is measured decides, and the prior where nothing was."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The published search: its allocations keep to the rules, its answers are repeatable, its rankings are right."""
 
-from __future__ import annotations
-
 from itertools import pairwise, product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The fit: its gradient, its priors, recovery of known parameters, and the published measurements."""
 
-from __future__ import annotations
-
 import csv
 import os
 import subprocess

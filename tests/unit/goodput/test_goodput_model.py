@@ -1,7 +1,5 @@
 """What throughput, efficiency, goodput, shares and restarts must satisfy, and the choice of (m, s) by an oracle."""
 
-from __future__ import annotations
-
 import csv
 import math
 import os

@@ -1,7 +1,5 @@
 """Models of throughput by name, the third pair for racks, and policies that use them and share fits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any

@@ -1,7 +1,5 @@
 """The integer program: no allocation of any size and placement is better, and what it says can be built."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Intervals that hold as often as they say: in figures, and in virtual clusters that are quiet or busy."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The service's answer about its queue becomes a controller that goes on from there."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

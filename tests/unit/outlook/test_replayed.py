@@ -1,7 +1,5 @@
 """The live log read back: decisions, pace, predicted against measured, and advice from it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

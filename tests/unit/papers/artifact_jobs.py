@@ -1,7 +1,5 @@
 """Small traces for the artifact's world, and the stage profiles of its traces (spec C.1)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

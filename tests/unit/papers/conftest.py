@@ -1,7 +1,5 @@
 """Workloads of Pollux's world on measurements made from formulas."""
 
-from __future__ import annotations
-
 import pytest
 
 from plait_papers.pollux.workload import load

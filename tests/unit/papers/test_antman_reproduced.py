@@ -3,8 +3,6 @@
 With `PLAIT_SLOW=1` the claims of `docs/explanation/antman.md` on whole traces.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Runs of an evaluation are made once and kept under all that decides them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """All policies on equal terms: the grid, what a row compares, the command; and Lucid's published description."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Reference figures of in-network aggregation beside plait's; a few by default, all with PLAIT_SLOW=1."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

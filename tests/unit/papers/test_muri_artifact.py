@@ -1,7 +1,5 @@
 """The published artifact of Muri: its matching, group times, traces and numbers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

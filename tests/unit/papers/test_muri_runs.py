@@ -1,7 +1,5 @@
 """Runs of Muri's artifact: its world by hand, what decides a run's key, and the comparison made of runs."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pollux in the artifact's world, on measurements made from formulas."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

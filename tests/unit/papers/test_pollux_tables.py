@@ -1,7 +1,5 @@
 """The artifact's world of Pollux: its loop, jobs, baselines and tables, and files that are not right."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Tiresias' claims run again: every section runs, and what it compares is what it says."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A few small runs to report on: first come first served, with and without sharing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

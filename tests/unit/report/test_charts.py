@@ -1,7 +1,5 @@
 """Charts of reports as SVG: bars, lines, points, stages and timelines; and their tables."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

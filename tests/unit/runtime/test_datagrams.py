@@ -1,7 +1,5 @@
 """Batches of datagrams over loopback: the same bytes arrive with and without the kernel's help."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Random rounds to compare optimisers on: repeatable, and tables that say the same of the same configuration."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from random_rounds import MOST_GPUS, random_round

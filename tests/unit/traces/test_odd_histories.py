@@ -1,7 +1,5 @@
 """Files as people have them: other encodings and dialects, broken rows, clocks that go back, ids given out again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

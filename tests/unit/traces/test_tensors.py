@@ -1,7 +1,5 @@
 """Tensor sizes that ship with plait, computed from the public definitions of the models; what skew makes of them."""
 
-from __future__ import annotations
-
 import csv
 import os
 from collections.abc import Callable

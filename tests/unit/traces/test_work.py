@@ -1,7 +1,5 @@
 """Durations of zero, and stage times against the iteration, in every reader alike."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Every packet passes the wire format of `header.encode` and `header.decode`, and 
 The same seed gives the same run.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A fork server, players at a gate, a group to put them in, and a page of a rank; everything is gone after the test."""
 
-from __future__ import annotations
-
 import pytest
 from attempts import Forker, the_forker
 from gate_process import Player

@@ -3,8 +3,6 @@
 Run as a script it is the process: its first argument is control.json. `Player` is the test's end of it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

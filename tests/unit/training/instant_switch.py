@@ -1,7 +1,5 @@
 """Ranks as threads, a switch that answers at once, and agreements by shared memory: the engine without processes."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 

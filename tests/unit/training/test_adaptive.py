@@ -1,7 +1,5 @@
 """`Adaptive` around ordinary loops on one process: accumulation, learning rates, schedulers, AMP, compilers."""
 
-from __future__ import annotations
-
 import copy
 import math
 import os

@@ -1,7 +1,5 @@
 """Which batch a job takes: by fits of its own times, and by the noise of its gradient."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from types import SimpleNamespace

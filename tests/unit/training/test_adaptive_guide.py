@@ -1,7 +1,5 @@
 """The script of the guide on adaptive training runs as on its page; a job that adapts in all ways at once keeps all."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

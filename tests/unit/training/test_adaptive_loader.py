@@ -1,7 +1,5 @@
 """The adaptive loader: passes, places, changes of the batch, and restarts on other numbers of ranks."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

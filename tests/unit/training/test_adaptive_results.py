@@ -4,8 +4,6 @@ At equal `remaining_epochs`, and by no more than the fixed script's own losses d
 that large batches look cheap on every machine: a fit that always says so, as of a GPU that is hardly busy.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import sys

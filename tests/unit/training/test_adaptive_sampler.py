@@ -1,7 +1,5 @@
 """Every sample once an epoch, for any number of ranks, batch and number of passes, and across changes of all three."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import asdict

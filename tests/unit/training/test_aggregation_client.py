@@ -1,7 +1,5 @@
 """The client of a rank against switch and server of the protocol, on one clock: exact sums, whatever is lost."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The engine of a rank: what happens to buckets when all is well, and when anything is not."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a script under plait tells its page, what counts as an iteration, and trainers of other libraries."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

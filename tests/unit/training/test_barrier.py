@@ -1,7 +1,5 @@
 """The barrier between processes: slots in lock step; the rest goes on when one ends, dies, stops or comes late."""
 
-from __future__ import annotations
-
 import signal
 import threading
 

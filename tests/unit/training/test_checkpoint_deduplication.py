@@ -1,7 +1,5 @@
 """What ranks other than 0 leave out of a checkpoint: what rank 0 has alike, and nothing else."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

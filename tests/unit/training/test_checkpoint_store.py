@@ -1,7 +1,5 @@
 """Which checkpoints count, which are removed, who may commit."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

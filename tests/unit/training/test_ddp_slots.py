@@ -1,7 +1,5 @@
 """The one communication hook of a DDP model: aggregation, the script's own hook, and the network stage around them."""
 
-from __future__ import annotations
-
 import types
 
 import pytest

@@ -1,7 +1,5 @@
 """Stages on devices that are declared slower."""
 
-from __future__ import annotations
-
 import importlib.util
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Jobs of several ranks end with exit code 0 also where one of them lags: nothing of gloo lives into the end."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

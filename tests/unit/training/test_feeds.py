@@ -1,7 +1,5 @@
 """However its data come, a job that was killed and resumed has the losses of one that was not."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

@@ -1,7 +1,5 @@
 """Loops, optimizers, samplers and trainers as the field has them: exact after a stop, or reported before one."""
 
-from __future__ import annotations
-
 import gc
 import random
 import signal

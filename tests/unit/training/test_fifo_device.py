@@ -1,7 +1,5 @@
 """The emulated GPU that processes share: one kernel at a time, in order; nothing remains of who was killed."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

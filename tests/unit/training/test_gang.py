@@ -1,7 +1,5 @@
 """The gang rule: in a model with all interleavings, and between real processes."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The ranks of a guest's gang pause at the same points: none waits at its gate while another is in a collective."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import threading

@@ -1,7 +1,5 @@
 """The gate of a group: rounds measured on paced devices, what rules a gate out; more work never takes less time."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

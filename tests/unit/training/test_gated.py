@@ -1,7 +1,5 @@
 """Real training at real gates: paced, finished, and bitwise what it would have been alone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

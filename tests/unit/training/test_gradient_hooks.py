@@ -1,7 +1,5 @@
 """What the hooks see of gradients, on one process; with several in test_noise_truth.py."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Real training processes as guests and hosts, their agent played: paced, held, promoted, moved, left alone."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

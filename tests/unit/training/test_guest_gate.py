@@ -1,7 +1,5 @@
 """When a guest may use the GPU: share, lease, hosts, stop; in time that is played."""
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The state of the hook in a single process: who says what, and what reaches the agent."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """Learning rates for one step, optimizers that wait while gradients accumulate, Adam that is reset."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Variables that a loop carries from step to step are named; files of a rehearsed script are kept once."""
 
-from __future__ import annotations
-
 import os
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """Jobs merged into one process: they learn what they learn alone, and what happens to one stays with it."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """The files through which ranks and agents exchange grants and reports of in-network aggregation."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

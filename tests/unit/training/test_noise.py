@@ -1,7 +1,5 @@
 """The estimators of gradient noise on synthetic gradients of known covariance, and the averages over them."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

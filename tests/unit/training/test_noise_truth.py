@@ -6,8 +6,6 @@ A thousand batches of 16 leave an error of more than a fifth where the noise sca
 Exact: of the gradients of single examples, see scripts/noise_truth.py. PLAIT_SLOW=1: three models, four optimizers, one
 rank and two, weights frozen and moving; else one of each."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The page of a rank: what one side writes the other reads, and nothing that a job does to it hurts the agent."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -1,7 +1,5 @@
 """What a job and its agent say to each other about sharing a GPU: steps, limits, directives, neighbours."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Stages and messages of scripts without marks: the formulas, and hooks in processes that know nothing of plait."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Profiles from step boundaries, on a clock that only the test moves."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """Loaders that a script makes anew: a resumed training continues in the one that was in use."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

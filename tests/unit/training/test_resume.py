@@ -1,7 +1,5 @@
 """Killed anywhere and resumed, a job ends with the very weights of an undisturbed run."""
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Activations on the host and yield points inside a pass: the same gradients to the bit, and how much was moved."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Limits of GPU memory that a training process keeps to, and what it puts on the host; a GPU is played where needed."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import math

@@ -1,7 +1,5 @@
 """Busy and exposed seconds of nested and overlapping stages, on a clock that only the test moves."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """What a job writes down of its start, and the hook that starts Python beside it and lets the script begin later."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

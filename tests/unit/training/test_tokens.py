@@ -1,7 +1,5 @@
 """Tokens between processes: one at a time, in order, by quantum, and nothing is lost when somebody dies or stops."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

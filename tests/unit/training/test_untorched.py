@@ -1,7 +1,5 @@
 """Loops without a torch optimizer: they tell how far they are, stop at the next step, and go on at the very step."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import random

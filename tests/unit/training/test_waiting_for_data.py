@@ -1,7 +1,5 @@
 """Which part of the time that loading takes is waiting for data: what a busy machine adds is not."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

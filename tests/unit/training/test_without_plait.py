@@ -1,7 +1,5 @@
 """A script whose interpreter has not what plait needs runs as if plait were not there; why is in a file of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

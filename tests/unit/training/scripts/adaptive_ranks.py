@@ -1,7 +1,5 @@
 """Linear regression that stands still, so that its gradient noise is known; any number of ranks. Prints estimates."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Ranks of DDP whose gradients everybody knows: what the hooks must find is computed on each rank.."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 

@@ -8,8 +8,6 @@ longer than that of all. What was never seen, or not for long, is bounded as the
 coordinates are the whole variance). Prints both.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Two steps of a model sharded by `fully_shard`: the estimate is that of the whole gradients."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
