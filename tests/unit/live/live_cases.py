@@ -73,15 +73,21 @@ class Node:
             if k not in listed and one.state != wire.ENDED:
                 self.seen[k] = replace(one, state=wire.ENDED, exit_code=wire.PREEMPTED)
 
-    def end(self, job: int, exit_code: int | None = 0, rank: int | None = None, **more: Any) -> None:
+    def end(
+        self, job: int, exit_code: int | None = 0, rank: int | None = None, then_s: float = 0.0, **more: Any
+    ) -> None:
+        """Processes of a job end; `then_s` seconds pass."""
         for k, one in self.seen.items():
             if k[0] == job and one.state != wire.ENDED and rank in (None, k[2]):
                 self.seen[k] = replace(one, state=wire.ENDED, exit_code=exit_code, **more)
+        self.cluster.pass_s(then_s)
 
-    def report(self, job: int, **values: Any) -> None:
+    def report(self, job: int, then_s: float = 0.0, **values: Any) -> None:
+        """Processes of a job report these values from now on; `then_s` seconds pass."""
         for k, one in self.seen.items():
             if k[0] == job and one.state != wire.ENDED:
                 self.seen[k] = replace(one, **values)
+        self.cluster.pass_s(then_s)
 
     def jobs(self) -> set[int]:
         return {k[0] for k, one in self.seen.items() if one.state == wire.RUNNING}
@@ -104,8 +110,7 @@ class Cluster:
         self.nodes = [Node(self, f"n{i}", gpus, kind.get(i, "gpu"), rack.get(i, 0)) for i, gpus in enumerate(nodes)]
         self.pass_s(0.1)
         if jobs:
-            self.submit(*jobs)
-            self.pass_s(then_s)
+            self.submit(*jobs, then_s=then_s)
 
     def _engine(self, policy: str | None) -> Engine:
         return Engine(
@@ -123,10 +128,15 @@ class Cluster:
         self.store = Store.open(self.home / "plait.db")
         self.engine = self._engine(None)
 
-    def submit(self, *requests: dict[str, Any], owner: str = "ann") -> list[int]:
-        """Jobs that ask for retries, unless they say otherwise: else one that fails at once is not started again."""
+    def submit(self, *requests: dict[str, Any], owner: str = "ann", then_s: float = 0.0) -> list[int]:
+        """Jobs that ask for retries, unless they say otherwise: else one that fails at once is not started again.
+
+        After them `then_s` seconds pass.
+        """
         jobs = [{"command": ["true"], "retries": 3, **request} for request in requests]
-        return self.engine.submit(jobs, owner=owner, now_s=self.now)
+        numbers = self.engine.submit(jobs, owner=owner, now_s=self.now)
+        self.pass_s(then_s)
+        return numbers
 
     def pass_s(self, seconds: float = 1.1, silent: Sequence[str] = ()) -> None:
         """Time passes; every agent that is not silent syncs twice a second."""

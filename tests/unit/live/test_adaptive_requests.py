@@ -144,19 +144,16 @@ def test_an_agent_reads_what_a_job_says(tmp_path: Path) -> None:
 
 def test_an_estimate_reaches_the_books_when_it_is_news_and_not_too_often(cluster: Make) -> None:
     c = cluster((4,), jobs=[{"batch": BATCH}])
-    c.nodes[0].report(0, adaptive=said(), steps=4.0)
-    c.pass_s()
+    c.nodes[0].report(0, adaptive=said(), steps=4.0, then_s=1.1)
     np.testing.assert_array_equal(known(c, "goodput"), [*THETA, 1.0, 4.0, 2.0, math.nan])
     decisions = count(c, "ReplanDue")
     news = said(estimate=[*THETA, 2.0, 4.0, 1.0, 7.0])
-    c.nodes[0].report(0, adaptive=news)
-    c.pass_s(20.0)
+    c.nodes[0].report(0, adaptive=news, then_s=20.0)
     assert count(c, "GoodputReported") == 1
     c.pass_s(15.0)
     # The most GPUs that it has measured itself on do not become fewer, and what a restart costs it cannot know.
     np.testing.assert_array_equal(known(c, "goodput"), [*THETA, 2.0, 4.0, 2.0, math.nan])
-    c.nodes[0].report(0, adaptive=said(estimate=[*THETA, 2.05, 4.0, 2.0, None]))
-    c.pass_s(40.0)
+    c.nodes[0].report(0, adaptive=said(estimate=[*THETA, 2.05, 4.0, 2.0, None]), then_s=40.0)
     assert count(c, "GoodputReported") == 2  # hardly any change
     assert count(c, "ReplanDue") == decisions  # policies that use it ask for decisions themselves
     c.restart()
@@ -165,8 +162,7 @@ def test_an_estimate_reaches_the_books_when_it_is_news_and_not_too_often(cluster
 
 def test_only_adaptive_jobs_are_believed_an_estimate(cluster: Make) -> None:
     c = cluster((4,), jobs=[{}])
-    c.nodes[0].report(0, adaptive=said(), steps=4.0)
-    c.pass_s(12.0)
+    c.nodes[0].report(0, adaptive=said(), steps=4.0, then_s=12.0)
     assert count(c, "GoodputReported") == 0
     assert known(c, "iterations_done") == 4.0
     assert c.engine.jobs([0], c.now)[0].adaptive is None
@@ -174,8 +170,7 @@ def test_only_adaptive_jobs_are_believed_an_estimate(cluster: Make) -> None:
 
 def test_progress_counts_iterations_at_the_first_batch_and_people_see_steps(cluster: Make) -> None:
     c = cluster((4,), progress_s=1.0, jobs=[{"batch": BATCH, "iterations": 100, "max_gpus": 4}])
-    c.nodes[0].report(0, adaptive=said(10.0), steps=4.0, step_s=0.5)
-    c.pass_s(2.2)
+    c.nodes[0].report(0, adaptive=said(10.0), steps=4.0, step_s=0.5, then_s=2.2)
     assert known(c, "iterations_done") == 10.0
     (row,) = c.engine.jobs([0], c.now).values()
     adaptive = row.adaptive
@@ -190,8 +185,7 @@ def test_progress_counts_iterations_at_the_first_batch_and_people_see_steps(clus
     c.nodes[0].report(0, adaptive=said(5.0))  # late words
     c.pass_s(2.2)
     assert known(c, "iterations_done") == 10.0
-    c.nodes[0].end(0)
-    c.pass_s(2.2)
+    c.nodes[0].end(0, then_s=2.2)
     stored = c.stored(0)
     assert (stored.row.state, stored.row.iterations_done, stored.row.iterations) == (
         "finished",
@@ -203,14 +197,11 @@ def test_progress_counts_iterations_at_the_first_batch_and_people_see_steps(clus
 
 def test_an_ended_job_shows_the_size_it_ended_on(cluster: Make) -> None:
     c = cluster((4,), policy="pollux", jobs=[{"batch": BATCH, "gpus": 2, "min_gpus": 1, "max_gpus": 4}])
-    c.submit({"gpus": 4})
-    c.pass_s()
+    c.submit({"gpus": 4}, then_s=1.1)
     held = len(c.engine.state.jobs[0].live.gpus)  # type: ignore[union-attr]
     assert held == 1  # nobody knows yet what more would bring
-    c.nodes[0].report(0, adaptive=said(10.0), steps=4.0)
-    c.pass_s()
-    c.nodes[0].end(0)
-    c.pass_s()
+    c.nodes[0].report(0, adaptive=said(10.0), steps=4.0, then_s=1.1)
+    c.nodes[0].end(0, then_s=1.1)
     stored = c.stored(0)
     assert (stored.row.state, stored.row.gpus, stored.row.iterations_done, stored.row.iterations) == (
         "finished",
@@ -258,11 +249,9 @@ def test_explain_says_what_other_sizes_would_bring(cluster: Make) -> None:
 def test_a_profile_is_of_the_size_and_the_batch_asked_for(cluster: Make) -> None:
     c = cluster((4,), jobs=[{"batch": BATCH, "model": "m"}])
     profile = Profile([0.0, 0.0, 0.5, 0.0], 0.5, 20)
-    c.nodes[0].report(0, adaptive=said(), profile=profile)
-    c.pass_s()
+    c.nodes[0].report(0, adaptive=said(), profile=profile, then_s=1.1)
     assert count(c, "JobProfiled") == 0
-    c.nodes[0].report(0, adaptive=Adaptive(10.0, None, 16.0), profile=profile)
-    c.pass_s(11.0)
+    c.nodes[0].report(0, adaptive=Adaptive(10.0, None, 16.0), profile=profile, then_s=11.0)
     assert count(c, "JobProfiled") == 1
 
 
@@ -272,23 +261,18 @@ def test_other_bounds_of_the_script_than_those_of_its_plan_are_shown(cluster: Ma
     c.nodes.append(Node(c, "n0", 1))
     c.nodes[0].info = replace(c.nodes[0].info, gpu_memory_bytes=20 * 10**9)
     c.pass_s()
-    c.submit({"batch": BATCH | plan})
-    c.pass_s()
-    c.nodes[0].report(0, adaptive=said(limits=[16, 256, 4, local, 1]))
-    c.pass_s()
+    c.submit({"batch": BATCH | plan}, then_s=1.1)
+    c.nodes[0].report(0, adaptive=said(limits=[16, 256, 4, local, 1]), then_s=1.1)
     assert c.engine.jobs([0], c.now)[0].adaptive.difference is None
-    c.nodes[0].report(0, adaptive=said(limits=[16, 512, 4, 32, 0]))
-    c.pass_s()
+    c.nodes[0].report(0, adaptive=said(limits=[16, 512, 4, 32, 0]), then_s=1.1)
     assert ", accumulation False and not True: it keeps" in c.engine.jobs([0], c.now)[0].adaptive.difference
 
 
 def test_a_script_that_does_not_adapt_is_told_of(cluster: Make) -> None:
     c = cluster((4,), jobs=[{"batch": BATCH}])
-    c.nodes[0].report(0, steps=9.0)
-    c.pass_s()
+    c.nodes[0].report(0, steps=9.0, then_s=1.1)
     assert c.engine.jobs([0], c.now)[0].adaptive.difference is None
-    c.nodes[0].report(0, steps=10.0)
-    c.pass_s()
+    c.nodes[0].report(0, steps=10.0, then_s=1.1)
     assert "AdaptiveDataLoader" in c.engine.jobs([0], c.now)[0].adaptive.difference
 
 
@@ -322,8 +306,7 @@ def test_the_service_compiles_what_predicts_jobs_of_unknown_length(monkeypatch: 
 )  # fmt: skip
 def test_nonsense_of_a_job_reaches_nobody(cluster: Make, bad: Adaptive) -> None:
     c = cluster((4,), jobs=[{"batch": BATCH}])
-    c.nodes[0].report(0, adaptive=bad, steps=3.0, step_s=0.1)
-    c.pass_s(5.0)
+    c.nodes[0].report(0, adaptive=bad, steps=3.0, step_s=0.1, then_s=5.0)
     assert np.isnan(known(c, "goodput")).all()
     assert not c.engine.broken
     encoded(c.engine.jobs([0], c.now)[0])
@@ -338,8 +321,7 @@ def test_a_batch_or_a_step_that_cannot_be_stops_no_round(
     c = cluster((4,), policy=policy, progress_s=1.0, jobs=[{"batch": BATCH}, {"gpus": 2}])
     row = [*THETA, 1.0, 1e30, 2.0, None]
     c.nodes[0].report(0, adaptive=Adaptive(1.0, 100.0, batch_size, row), steps=3.0, step_s=step_s)
-    c.nodes[0].report(1, steps=7.0, step_s=1.0)
-    c.pass_s(5.0)
+    c.nodes[0].report(1, steps=7.0, step_s=1.0, then_s=5.0)
     assert not c.engine.broken
     assert known(c, "iterations_done", 1) == 7
     encoded(c.engine.jobs([0], c.now)[0])
@@ -376,8 +358,7 @@ def stopped_and_begun(c: Cluster, stop_s: float, start_s: float) -> None:
 
 def test_the_share_done_is_known_while_a_job_starts_again(cluster: Make) -> None:
     c = cluster((4,), policy="live_cases_policies:Breathing", progress_s=0.5)
-    c.submit({"batch": BATCH, "gpus": 2, "min_gpus": 2, "max_gpus": 4})
-    c.pass_s(2.0)
+    c.submit({"batch": BATCH, "gpus": 2, "min_gpus": 2, "max_gpus": 4}, then_s=2.0)
     c.nodes[0].report(0, adaptive=said(), steps=4.0, step_s=0.5, held_s=1.0, first_step_s=1.0)
     c.pass_s(5.0)  # longer than a restart makes worth stopping it
     c.submit({"gpus": 2})
@@ -396,8 +377,7 @@ def test_restarts_are_measured_and_averaged(cluster: Make, snapshot_weight: floa
     c = cluster(
         (4,), policy="live_cases_policies:Breathing", estimate_s=0.5, snapshot_weight=snapshot_weight
     )  # fmt: skip
-    c.submit({"batch": BATCH, "gpus": 2, "min_gpus": 2, "max_gpus": 4})
-    c.pass_s(2.0)
+    c.submit({"batch": BATCH, "gpus": 2, "min_gpus": 2, "max_gpus": 4}, then_s=2.0)
     node = c.nodes[0]
     assert len(node.seen) == 4
     node.report(0, held_s=3.0, first_step_s=3.0, adaptive=said(), steps=4.0)
@@ -418,8 +398,7 @@ def test_restarts_are_measured_and_averaged(cluster: Make, snapshot_weight: floa
     c.pass_s(2.0)
     assert count(c, "Restarted") == 1
     c.pass_s(20.0)
-    c.nodes[0].end(1)
-    c.pass_s(2.0)
+    c.nodes[0].end(1, then_s=2.0)
     stopped_and_begun(c, 1.0, 2.0)
     second = [json.loads(row.entry)["cost_s"] for row in c.store.entries() if row.type == "Restarted"][1]
     assert known(c, "goodput")[Estimate.RESTART_S] == pytest.approx((first + second) / 2)
@@ -430,28 +409,22 @@ def test_restarts_are_measured_and_averaged(cluster: Make, snapshot_weight: floa
 def test_waiting_for_gpus_is_no_cost_of_a_restart_and_neither_is_a_failure(cluster: Make) -> None:
     c = cluster((2,), policy="srtf", jobs=[{"gpus": 2, "iterations": 1000, "profile": {"gpu": 1.0}}], then_s=2.0)
     c.nodes[0].report(0, held_s=1.0, first_step_s=1.0)
-    c.submit({"gpus": 2, "iterations": 10, "profile": {"gpu": 1.0}})
-    c.pass_s(60.0)
+    c.submit({"gpus": 2, "iterations": 10, "profile": {"gpu": 1.0}}, then_s=60.0)
     assert c.nodes[0].jobs() == {1}
-    c.nodes[0].end(1)
-    c.pass_s(3.0)
+    c.nodes[0].end(1, then_s=3.0)
     assert c.nodes[0].jobs() == {0}
-    c.nodes[0].report(0, held_s=1.5, first_step_s=1.5)
-    c.pass_s(2.0)
+    c.nodes[0].report(0, held_s=1.5, first_step_s=1.5, then_s=2.0)
     (cost_s,) = (json.loads(row.entry)["cost_s"] for row in c.store.entries() if row.type == "Restarted")
     assert 1.5 <= cost_s < 5.0
-    c.nodes[0].end(0, 1)
-    c.pass_s(3.0)
-    c.nodes[0].report(0, held_s=1.5, first_step_s=1.5)
-    c.pass_s(2.0)
+    c.nodes[0].end(0, 1, then_s=3.0)
+    c.nodes[0].report(0, held_s=1.5, first_step_s=1.5, then_s=2.0)
     assert count(c, "Restarted") == 1
 
 
 def test_an_elastic_job_with_a_fixed_batch_is_measured_at_each_size_and_later_jobs_know_it(cluster: Make) -> None:
     c = cluster((4, 4), policy="optimus:interval_s=60", progress_s=1.0)
     request = {"model": "vgg", "gpus": 4, "min_gpus": 1, "max_gpus": 8, "iterations": 1e6}
-    (first,) = c.submit(request)
-    c.pass_s()
+    (first,) = c.submit(request, then_s=1.1)
     assert np.isnan(known(c, "goodput")).all()
     lines = "\n".join(explanation_lines(c.engine.explain(first, c.now)))
     assert "as models like the shipped ones, until it has been measured" in lines
@@ -459,18 +432,15 @@ def test_an_elastic_job_with_a_fixed_batch_is_measured_at_each_size_and_later_jo
     held = len(live.gpus)
     assert held == 8  # the prior: two nodes are faster than one
     for steps in (1.0, 40.0):
-        c.nodes[0].report(first, steps=steps, step_s=2.0, held_s=20.0)
-        c.pass_s(12.0)
+        c.nodes[0].report(first, steps=steps, step_s=2.0, held_s=20.0, then_s=12.0)
     row = known(c, "goodput")
     assert float(fixed_s(row[:7], 2, 8)) == pytest.approx(2.0, rel=0.02)
     assert row[Estimate.PROFILED_GPUS] == 8
     reports = count(c, "GoodputReported")
-    c.nodes[0].report(first, steps=90.0, step_s=2.05, held_s=40.0)
-    c.pass_s(12.0)
+    c.nodes[0].report(first, steps=90.0, step_s=2.05, held_s=40.0, then_s=12.0)
     assert count(c, "GoodputReported") == reports, "hardly any change"
     assert "as it measured itself" in "\n".join(explanation_lines(c.engine.explain(first, c.now)))
-    second, other, rigid = c.submit(request, {**request, "model": "bert"}, {"model": "vgg", "gpus": 4})
-    c.pass_s()
+    second, other, rigid = c.submit(request, {**request, "model": "bert"}, {"model": "vgg", "gpus": 4}, then_s=1.1)
     c.restart()
     goodput = c.controller.job_store.columns["goodput"]
     np.testing.assert_array_equal(goodput[second][:10], row[:10])
@@ -480,12 +450,9 @@ def test_an_elastic_job_with_a_fixed_batch_is_measured_at_each_size_and_later_jo
 def test_a_new_job_of_a_model_begins_with_what_others_have_fitted(cluster: Make) -> None:
     c = cluster((4,), policy="pollux", progress_s=1.0)
     request = {"model": "net", "batch": BATCH, "gpus": 1, "max_gpus": 4}
-    c.submit(request)
-    c.pass_s()
-    c.nodes[0].report(0, adaptive=said(), steps=4.0, step_s=0.5)
-    c.pass_s(2.0)
-    (second,) = c.submit(request)
-    c.pass_s()
+    c.submit(request, then_s=1.1)
+    c.nodes[0].report(0, adaptive=said(), steps=4.0, step_s=0.5, then_s=2.0)
+    (second,) = c.submit(request, then_s=1.1)
     row = c.controller.job_store.columns["goodput"][second]
     np.testing.assert_array_equal(row[[*range(7), Estimate.PROFILED_GPUS]], [*THETA, 2.0])
     assert np.isnan(row[[Estimate.SQR, Estimate.VAR]]).all(), "its own gradients are not those of another job"

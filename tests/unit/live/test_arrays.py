@@ -130,8 +130,7 @@ def test_no_more_members_run_at_once_than_the_array_allows_also_after_a_restart(
     assert c.engine.status(c.now).wanted.gpus == 3, "members that may not run ask for no GPUs"
     assert c.engine.tick(c.now) > c.now, "nothing is due"
     c.restart()
-    c.nodes[0].end(1)
-    c.pass_s(3.3)
+    c.nodes[0].end(1, then_s=3.3)
     assert states(c, members) == {"running": 2, "waiting": 2, "finished": 1}
     c.engine.requeue(2, c.now, by="ann")  # it keeps its turn
     c.pass_s(2.2)
@@ -144,14 +143,12 @@ def test_no_more_members_run_at_once_than_the_array_allows_also_after_a_restart(
 def test_a_held_member_leaves_its_turn_to_the_next_one(cluster: Make) -> None:
     c = cluster((1,), jobs=[{}, {"array": "0-2%1"}], then_s=2.2)
     c.engine.update(1, {"hold": True}, c.now, by="ann")
-    c.nodes[0].end(0)
-    c.pass_s(2.2)
+    c.nodes[0].end(0, then_s=2.2)
     assert [c.state(job) for job in range(4)] == ["finished", "waiting", "running", "waiting"]
     c.engine.update(1, {"hold": False}, c.now, by="ann")
     c.pass_s(1.1)
     assert reason(c, 1) == "its array a-1 runs at most 1 job at once"
-    c.nodes[0].end(2)
-    c.pass_s(2.2)
+    c.nodes[0].end(2, then_s=2.2)
     assert [c.state(job) for job in range(4)] == ["finished", "running", "finished", "waiting"]
 
 
@@ -163,14 +160,12 @@ def test_a_job_after_an_array_waits_for_all_members(
     cluster: Make, field: str, codes: tuple[int, int], state: str
 ) -> None:
     c = cluster((2,), jobs=[{"array": "0-1", "retries": 0}])
-    c.nodes[0].end(0, codes[0])
-    c.pass_s(2.2)
+    c.nodes[0].end(0, codes[0], then_s=2.2)
     (job,) = c.submit({field: ["a-0"]})  # of which a member has ended
     c.pass_s(1.1)
     assert reason(c, job) == f"waits for a-0 (--{field.replace('_', '-')})"
     c.restart()
-    c.nodes[0].end(1, codes[1])
-    c.pass_s(3.3)
+    c.nodes[0].end(1, codes[1], then_s=3.3)
     assert c.state(job) == state
     if state == "failed":
         with pytest.raises(InputError, match="j-1 has failed, so this job can never start"):
@@ -247,8 +242,7 @@ def test_a_submission_that_is_sent_again_has_its_array_already(cluster: Make) ->
 
 def test_an_array_is_one_row_of_those_that_are_searched(cluster: Make) -> None:
     c = cluster((1,))
-    c.submit({"array": "0-2", "tags": ["Sweep", "vision"]}, {}, {"array": "4-5", "tags": ["sweeping"]})
-    c.pass_s(2.2)
+    c.submit({"array": "0-2", "tags": ["Sweep", "vision"]}, {}, {"array": "4-5", "tags": ["sweeping"]}, then_s=2.2)
 
     def found(**chosen: Any) -> list[int]:
         return [row.number for row in c.store.jobs(**chosen)]
@@ -262,8 +256,7 @@ def test_an_array_is_one_row_of_those_that_are_searched(cluster: Make) -> None:
     assert found(text="a-4") == [5, 4]
     assert c.store.members(["a-4", "a-9"]) == {"a-4": {4: 4, 5: 5}, "a-9": {}}
     assert [row.array_index for row in c.store.jobs(array="a-0")] == [2, 1, 0]
-    c.nodes[0].end(0)
-    c.pass_s(2.2)
+    c.nodes[0].end(0, then_s=2.2)
     assert c.store.ended_members(["a-0", "a-4"]) == {"a-0": {"finished": 1}, "a-4": {}}
     assert c.engine.open_members(["a-0"]) == {"a-0": {"running": 1, "waiting": 1, "gpus": 1}}
 
@@ -375,8 +368,7 @@ def test_a_priority_counts_at_the_next_decision_and_touches_no_process(cluster: 
     assert c.nodes[0].sync().version == before
     assert said(c, "UpdateAsked") == ["root changed j-2: priority from default to 5, deadline_s from default to 3600"]
     c.pass_s(1.1)
-    c.nodes[0].end(0)
-    c.pass_s(2.2)
+    c.nodes[0].end(0, then_s=2.2)
     assert (c.state(0), c.state(1), c.state(2)) == ("finished", "waiting", "running")
     c.engine.update(2, {"deadline_s": None}, c.now, by="root")
     assert "deadline_s" not in c.engine.state.jobs[2].request
@@ -440,8 +432,7 @@ def test_the_speed_of_another_size_is_measured_again(cluster: Make) -> None:
 def test_what_cannot_be_is_refused_with_what_would_work(cluster: Make, fields: dict[str, Any], why: str) -> None:
     c = cluster((2,), settle_s=0.0)
     c.engine.set_project("default", gpu_quota=1, weight=1.0, now_s=c.now)
-    c.submit({})
-    c.pass_s(2.2)
+    c.submit({}, then_s=2.2)
     before = len(list(c.store.entries()))
     with pytest.raises(InputError, match=why):
         c.engine.update(0, fields, c.now, by="ann")
@@ -503,8 +494,7 @@ def test_what_a_stop_would_lose_has_one_answer_for_all_who_ask(
     cluster: Make, seen: dict[str, object], text: str
 ) -> None:
     c = cluster((2, 1), "fifo")
-    c.submit({"gpus": 2}, {}, owner="ann")
-    c.pass_s(1.6)
+    c.submit({"gpus": 2}, {}, owner="ann", then_s=1.6)
     assert c.engine.losses() == Losses([], "")  # both save when they are stopped
     for rank in (0, 1):
         c.nodes[0].seen[0, 1, rank] = Seen(0, 1, rank, RUNNING, pid=7, **seen)  # type: ignore[arg-type]
@@ -544,8 +534,7 @@ def test_a_job_that_became_guaranteed_gets_gpus_of_its_own_and_one_that_became_o
 ) -> None:
     half = {"profile": {"gpu": 0.1, "cpu": 0.1}}
     c = cluster((1,), "antman", jobs=[half], then_s=2.2)
-    c.submit({**half, "class": "opportunistic"})
-    c.pass_s(2.2)
+    c.submit({**half, "class": "opportunistic"}, then_s=2.2)
     assert [c.engine.state.jobs[job].attempt.guest for job in (0, 1)] == [False, True]  # type: ignore[union-attr]
     c.engine.update(0, {"class": "opportunistic"}, c.now, by="ann")
     c.engine.update(1, {"class": "guaranteed"}, c.now, by="ann")
@@ -559,8 +548,7 @@ def test_a_job_that_became_guaranteed_gets_gpus_of_its_own_and_one_that_became_o
 def test_whoever_was_preempted_learns_for_whom_and_why(cluster: Make) -> None:
     c = cluster((1,), policy="las:quantum_s=1", jobs=[{}])
     c.nodes[0].report(0, steps=10.0, held_s=1.0)
-    c.submit({}, owner="bob")
-    c.pass_s(9.2)
+    c.submit({}, owner="bob", then_s=9.2)
     assert (c.state(0), c.state(1)) == ("waiting", "running")
     why = "preempted for j-1 of bob; place 1 in its order against 2; policy las:quantum_s=1"
     found = c.engine.explain(0, c.now).last_stop

@@ -41,13 +41,11 @@ def test_nodes_and_their_gpus_are_a_number_of_gpus() -> None:
 
 def test_a_job_runs_on_the_kind_of_gpus_that_it_names(cluster: Make) -> None:
     c = cluster((1, 1), kinds=("Tesla V100", "NVIDIA A100-SXM4-80GB"), settle_s=0.0)
-    c.submit({"gpu_kinds": ["a100"]}, {"gpu_kinds": ["a100"]}, {"gpu_kinds": ["v100", "a100"]})
-    c.pass_s(2.2)
+    c.submit({"gpu_kinds": ["a100"]}, {"gpu_kinds": ["a100"]}, {"gpu_kinds": ["v100", "a100"]}, then_s=2.2)
     assert [c.nodes[i].jobs() for i in (0, 1)] == [{2}, {0}]
     assert c.state(1) == "waiting"
     c.restart()
-    c.nodes[1].end(0)
-    c.pass_s(2.2)
+    c.nodes[1].end(0, then_s=2.2)
     assert c.nodes[1].jobs() == {1}
     with pytest.raises(InputError, match=r"wants GPU kinds h200; this cluster has Tesla V100, NVIDIA A100-SXM4-80GB"):
         c.submit({"gpu_kinds": ["h200"]})
@@ -58,8 +56,7 @@ def test_an_exclusive_job_has_whole_nodes(cluster: Make) -> None:
     request = {"command": ["true"], "exclusive": True, "gpus": 1}
     (first,) = c.engine.submit([request], owner="ann", now_s=c.now, key="k")
     assert c.engine.submit([request], owner="ann", now_s=c.now, key="k") == [first]
-    c.submit({"exclusive": True, "nodes": 2}, {})
-    c.pass_s(2.2)
+    c.submit({"exclusive": True, "nodes": 2}, {}, then_s=2.2)
     assert [c.engine.state.jobs[job].request.get("gpus", 1) for job in (0, 1, 2)] == [2, 4, 1]
     assert [len(c.nodes[i].seen) for i in (0, 1)] == [2, 0]
     with pytest.raises(InputError, match="needs 6 GPUs"):
@@ -71,8 +68,7 @@ def test_jobs_without_gpus_run_on_cpu_slots_and_cost_no_gpu(cluster: Make) -> No
     c.nodes.append(Node(c, "cpu", 2, "cpu"))
     c.nodes[1].info = replace(c.nodes[1].info, cpus=4.0)
     c.pass_s(1.1)
-    c.submit({}, {}, {"gpus": 0, "cpus": 3.0}, {"gpus": 0, "cpus": 2.0}, {"gpus": 0})
-    c.pass_s(2.2)
+    c.submit({}, {}, {"gpus": 0, "cpus": 3.0}, {"gpus": 0, "cpus": 2.0}, {"gpus": 0}, then_s=2.2)
     assert [c.nodes[i].jobs() for i in (0, 1)] == [{0}, {2, 4}]
     assert [c.state(job) for job in (1, 3)] == ["waiting", "waiting"]
     assert c.engine.jobs([3], c.now)[3].reason.startswith("needs 1 CPU slot")
@@ -86,16 +82,14 @@ def test_jobs_without_gpus_run_on_cpu_slots_and_cost_no_gpu(cluster: Make) -> No
     assert (row.gpus, row.attained_gpu_s) == (0, 0.0)
     with pytest.raises(InputError, match="wants GPU kinds a100; this cluster has gpu;"):
         c.submit({"gpu_kinds": ["a100"]})
-    c.nodes[1].end(2)
-    c.pass_s(2.2)
+    c.nodes[1].end(2, then_s=2.2)
     assert c.nodes[1].jobs() == {3, 4}
 
 
 def test_jobs_without_gpus_are_not_in_quotas_of_gpus(cluster: Make) -> None:
     c = cluster((1, 2), kinds=("gpu", "cpu"))
     c.engine.set_project("default", gpu_quota=0, weight=1.0, now_s=c.now)
-    c.submit({"gpus": 0}, {"gpus": 0})
-    c.pass_s(2.2)
+    c.submit({"gpus": 0}, {"gpus": 0}, then_s=2.2)
     assert c.nodes[1].jobs() == {0, 1}
 
 
@@ -128,8 +122,7 @@ def test_whole_nodes_of_several_sizes_need_a_kind(cluster: Make) -> None:
     c = cluster((1, 2), kinds=("v100", "a100"))
     with pytest.raises(InputError, match="the nodes have 1 and 2 GPUs; give gpus alone, or the GPU kind"):
         c.submit({"exclusive": True})
-    (job,) = c.submit({"exclusive": True, "gpu_kinds": ["a100"]})
-    c.pass_s(2.2)
+    (job,) = c.submit({"exclusive": True, "gpu_kinds": ["a100"]}, then_s=2.2)
     assert len(c.nodes[1].seen) == c.engine.state.jobs[job].request["gpus"] == 2
 
 
@@ -192,17 +185,14 @@ def c(cluster: Make, request: Any) -> Cluster:
 
 @pytest.mark.parametrize("c", [1e9, 0.0], ids=["log", "snapshot"], indirect=True)
 def test_jobs_that_save_leave_at_the_start_also_after_a_restart(c: Cluster) -> None:
-    c.submit(OTHERS, OTHERS)
-    c.pass_s(3.3)
-    c.nodes[1].report(1, saves="nothing")
-    c.pass_s(1.1)
+    c.submit(OTHERS, OTHERS, then_s=3.3)
+    c.nodes[1].report(1, saves="nothing", then_s=1.1)
     row = reserve(c, "n0", "n1", in_s=5.0)
     assert (row.id, row.leave, row.stay, row.in_s, row.left_s) == ("r-1", ["j-0"], ["j-1"], 5.0, 105.0)
     c.restart()
     assert [one.id for one in c.engine.reservations(c.now)] == ["r-1"]
     assert [one.id for one in c.engine.explain(0, c.now).reservations or ()] == ["r-1"]
-    c.submit(OWN)
-    c.pass_s(4.4)
+    c.submit(OWN, then_s=4.4)
     assert states(c) == ["running", "running", "waiting"]
     c.pass_s(3.3)
     assert states(c) == ["waiting", "running", "running"]
@@ -211,8 +201,7 @@ def test_jobs_that_save_leave_at_the_start_also_after_a_restart(c: Cluster) -> N
     assert "reserved for project vision" in why.last_stop.why
     assert [one.stay for one in why.reservations or ()] == [["j-1"]]
     c.nodes[0].end(2)
-    c.nodes[1].end(1)
-    c.pass_s(5.5)
+    c.nodes[1].end(1, then_s=5.5)
     assert states(c) == ["waiting", "finished", "finished"]
     c.pass_s(100.0)
     assert (c.state(0), c.engine.reservations(c.now)) == ("running", [])
@@ -220,8 +209,7 @@ def test_jobs_that_save_leave_at_the_start_also_after_a_restart(c: Cluster) -> N
 
 def test_until_the_start_only_jobs_run_there_that_end_before_it(c: Cluster) -> None:
     reserve(c, "n0", "n1", in_s=60.0)
-    c.submit(OTHERS, {**OTHERS, "time_limit_s": 90.0}, {**OTHERS, "time_limit_s": 30.0})
-    c.pass_s(3.3)
+    c.submit(OTHERS, {**OTHERS, "time_limit_s": 90.0}, {**OTHERS, "time_limit_s": 30.0}, then_s=3.3)
     assert [c.state(job) == "running" for job in range(3)] == [False, False, True]
     c.engine.cancel_reservation("r-1", "ben", c.now)
     c.pass_s(3.3)
@@ -276,8 +264,7 @@ def test_a_forecast_goes_past_many_reservations_or_has_no_latest_start(c: Cluste
 
 
 def test_a_job_waits_for_a_reservation_that_begins_after_an_end(c: Cluster) -> None:
-    c.submit(OWN)
-    c.pass_s(3.3)
+    c.submit(OWN, then_s=3.3)
     reserve(c, "n0", "n1", in_s=1000.0, for_s=500.0)
     c.submit({**OTHERS, "iterations": 10, "iteration_s": 1.0})
     release = QueueCopy.of(c.engine.context, c.now).releases({0: 20.0})[1]

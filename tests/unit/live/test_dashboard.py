@@ -29,13 +29,10 @@ def expressions() -> list[str]:
 def test_every_figure_that_is_shown_is_there(tmp_path: Path) -> None:
     c = Cluster(tmp_path, (1, 1, 1), "fifo:ina=atp", network="single-switch:aggregators=64", expect_gpus=3)
     metrics = Metrics(Worker(c.engine, lambda: c.now, lambda versions: None, lambda error: None))
-    c.submit({}, {})
-    c.pass_s(2)
+    c.submit({}, {}, then_s=2)
     c.nodes[0].end(0)
-    c.nodes[1].end(0)
-    c.pass_s(2)
-    c.submit({"gpus": 2})
-    c.pass_s(2)
+    c.nodes[1].end(0, then_s=2)
+    c.submit({"gpus": 2}, then_s=2)
     for node in c.nodes:
         node.report(2, exchange=Exchange("aggregation", "", 1, 9e6, 1e6, 0.1, 0.25))
     c.pass_s(1)

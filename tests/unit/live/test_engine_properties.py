@@ -204,8 +204,7 @@ def test_versions_grow_over_restarts(tmp_path: Path) -> None:
     c = Cluster(tmp_path, (1,))
     terms, versions = [], []
     for _ in range(5):
-        c.submit({})
-        c.pass_s(0.6)
+        c.submit({}, then_s=0.6)
         answer = c.nodes[0].sync()
         terms.append(answer.term)
         versions.append(answer.version)
@@ -217,8 +216,7 @@ def test_versions_grow_over_restarts(tmp_path: Path) -> None:
 
 def test_a_message_said_twice_is_written_down_once(tmp_path: Path) -> None:
     c = Cluster(tmp_path, (1,))
-    c.submit({})
-    c.pass_s()
+    c.submit({}, then_s=1.1)
     c.nodes[0].end(0, 0)
     said = c.nodes[0].observed()
     c.engine.observe(said, c.now)
@@ -233,11 +231,9 @@ def test_a_message_said_twice_is_written_down_once(tmp_path: Path) -> None:
 def test_an_end_is_reported_until_it_is_known(tmp_path: Path) -> None:
     """What an agent says of an attempt that is over does not bring it back, and it may forget it."""
     c = Cluster(tmp_path, (1,))
-    c.submit({})
-    c.pass_s()
+    c.submit({}, then_s=1.1)
     said = replace(c.nodes[0].observed())
-    c.nodes[0].end(0, 0)
-    c.pass_s(0.6)
+    c.nodes[0].end(0, 0, then_s=0.6)
     answer = c.engine.observe(said, c.now)  # running, says an old message
     assert answer.attempts == []
     assert answer.keep == []
@@ -392,8 +388,7 @@ def test_snapshots_and_forecasts_are_about_jobs_that_have_not_ended(
 ) -> None:
     monkeypatch.setattr(state_module, "RECENT", 5)
     c = cluster((2,), snapshot_weight=1.0)
-    first, waiting = c.submit({"iterations": 100}, {"gpus": 2, "iterations": 50})
-    c.pass_s(2)
+    first, waiting = c.submit({"iterations": 100}, {"gpus": 2, "iterations": 50}, then_s=2)
     c.nodes[0].report(first, steps=50.0, step_s=0.5)
     sizes, answers = [], []
     for count in (20, 200):
@@ -417,10 +412,8 @@ def test_snapshots_and_forecasts_are_about_jobs_that_have_not_ended(
 
 def test_what_jobs_run_is_not_in_the_state_for_forecasts(cluster: Make) -> None:
     c = cluster((1,))
-    c.submit({"command": ["hush"], "env": {"hush": "hush"}, "workdir": "/hush", "name": "hush", "retries": 0})
-    c.pass_s(2)
-    c.nodes[0].end(0, 1, reason="hush")
-    c.pass_s(2)
+    c.submit({"command": ["hush"], "env": {"hush": "hush"}, "workdir": "/hush", "name": "hush", "retries": 0}, then_s=2)
+    c.nodes[0].end(0, 1, reason="hush", then_s=2)
     assert c.state(0) == "failed"
     assert "hush" not in json.dumps(c.engine.state_for_forecast(c.now)())
 
@@ -437,8 +430,7 @@ def test_a_snapshot_is_written_when_it_is_ready_and_goes_on_the_same(cluster: Ma
     c.store = type(c.store).open(c.home / "plait.db")
     c.engine = Engine(c.store, Fences(Layout(c.home)), now_s=c.now, options=c.options, later=later)
     before = c.store.load()[0]
-    c.submit({}, {}, {})
-    c.pass_s(2)
+    c.submit({}, {}, {}, then_s=2)
     taken_at = c.engine.state.seq
     assert len(waiting) == 1  # one at a time, however much happens meanwhile
     assert c.store.load()[0] == before
@@ -508,8 +500,7 @@ def test_early_decisions_are_few(cluster: Make, monkeypatch: pytest.MonkeyPatch)
 def test_a_job_that_finds_no_free_gpus_waits_for_the_round(cluster: Make) -> None:
     c = cluster((2,), round_s=60.0, jobs=[{"gpus": 2}], then_s=1)
     before = decided(c)
-    c.submit({})
-    c.pass_s(5)
+    c.submit({}, then_s=5)
     assert decided(c) == before
 
 

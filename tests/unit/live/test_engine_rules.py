@@ -36,11 +36,9 @@ def test_a_job_runs_and_finishes(cluster: Make) -> None:
         (1, 2, 1, 2, [1]),
     ]
     assert runs[0].master_port == runs[1].master_port > 0
-    c.nodes[0].end(0, rank=0)
-    c.pass_s()
+    c.nodes[0].end(0, rank=0, then_s=1.1)
     assert c.state(0) == "running"  # its other process still does something
-    c.nodes[0].end(0)
-    c.pass_s()
+    c.nodes[0].end(0, then_s=1.1)
     assert c.state(0) == "finished"
     assert c.nodes[0].seen == {}
 
@@ -48,8 +46,7 @@ def test_a_job_runs_and_finishes(cluster: Make) -> None:
 def test_several_processes_on_one_gpu(cluster: Make) -> None:
     c = cluster((2,), policy="muri-l")
     profile = {"cpu": 0.1, "gpu": 0.1}
-    c.submit({"gpus": 2, "processes_per_gpu": 2, "profile": profile}, {"gpus": 2, "profile": profile})
-    c.pass_s(2.2)
+    c.submit({"gpus": 2, "processes_per_gpu": 2, "profile": profile}, {"gpus": 2, "profile": profile}, then_s=2.2)
     runs = c.nodes[0].sync().attempts
     assert [(r.job, r.rank, r.world, r.local_rank, r.gpus) for r in runs] == [
         (0, 0, 4, 0, [0]), (0, 1, 4, 1, [0]), (0, 2, 4, 2, [1]), (0, 3, 4, 3, [1]),
@@ -73,8 +70,7 @@ def test_one_gpu_may_have_several_processes(cluster: Make) -> None:
 def test_epoch_is_on_disk_before_the_attempt_is_assigned(cluster: Make) -> None:
     c = cluster(jobs=[{}])
     assert c.engine.layout.epoch_file(0).read_text() == "1\n"
-    c.nodes[0].end(0, 1)
-    c.pass_s(2.2)
+    c.nodes[0].end(0, 1, then_s=2.2)
     assert c.engine.layout.epoch_file(0).read_text() == "2\n"
 
 
@@ -87,8 +83,7 @@ def test_a_disk_that_is_full_holds_an_attempt_back(cluster: Make, monkeypatch: p
             raise OSError("no space left on device")
 
     monkeypatch.setattr(c.engine.fencing, "write", fence)
-    c.submit({})
-    c.pass_s(3)
+    c.submit({}, then_s=3)
     assert c.nodes[0].jobs() == set()
     full = False
     c.pass_s(2)
@@ -105,8 +100,7 @@ def test_a_disk_that_is_full_before_an_epoch_is_chosen_is_tried_again_soon(
 
     with monkeypatch.context() as patch:
         patch.setattr(c.engine.fencing, "next_epoch", full)
-        c.submit({})
-        c.pass_s(3)
+        c.submit({}, then_s=3)
         assert "AttemptBegan" not in c.types()
         c.now += 0.1
         assert c.engine.tick(c.now) <= c.now + 1.0  # it asks to be woken although nothing else is going to happen
@@ -120,8 +114,7 @@ def test_ports_are_given_once_and_freed(cluster: Make) -> None:
     ports = {run.job: run.master_port for run in c.nodes[0].sync().attempts}
     assert len(set(ports.values())) == 2
     c.nodes[0].end(0)
-    c.submit({"gpus": 2})
-    c.pass_s(2.2)
+    c.submit({"gpus": 2}, then_s=2.2)
     again = {run.job: run.master_port for run in c.nodes[0].sync().attempts}
     assert again[2] == ports[0]
 
@@ -135,16 +128,14 @@ def test_gpus_of_the_cluster_become_gpus_of_nodes(cluster: Make) -> None:
 def test_failure_of_one_process_stops_the_gang_and_is_retried(cluster: Make) -> None:
     c = cluster(jobs=[{"gpus": 2, "retries": 1}])
     c.nodes[0].obeys = False
-    c.nodes[0].end(0, 1, rank=1, reason="CUDA error")
-    c.pass_s()
+    c.nodes[0].end(0, 1, rank=1, reason="CUDA error", then_s=1.1)
     assert c.state(0) == "stopping"
     assert [run.stop for run in c.nodes[0].sync().attempts] == [True]  # rank 0 is told, rank 1 has ended
     assert c.types().count("AttemptBegan") == 1  # nothing new while rank 0 runs
     c.nodes[0].obeys = True
     c.pass_s(2.2)
     assert c.state(0) == "running"
-    c.nodes[0].end(0, -9, rank=0)
-    c.pass_s(2.2)
+    c.nodes[0].end(0, -9, rank=0, then_s=2.2)
     stored = c.stored(0)
     assert (stored.row.state, stored.row.failures, stored.row.epoch) == ("failed", 2, 2)
     assert "rank 0 was killed by SIGKILL" in stored.row.reason
@@ -154,15 +145,13 @@ def test_preempted_jobs_go_on_later_without_using_a_retry(cluster: Make) -> None
     c = cluster((1,), policy="smallest-first:quantum_s=1", jobs=[{}])
     c.nodes[0].report(0, steps=10.0, held_s=1.0)
     c.engine.set_policy("las:quantum_s=1", c.now)  # least attained service: the newcomer goes first
-    c.submit({})
-    c.pass_s(2.2)
+    c.submit({}, then_s=2.2)
     assert (c.state(0), c.state(1)) == ("running", "waiting")  # a restart would cost more than it has run
     c.pass_s(7.0)
     assert (c.state(0), c.state(1)) == ("waiting", "running")
     stored = c.stored(0)
     assert (stored.row.preemptions, stored.row.failures, stored.attempts[0].state) == (1, 0, "preempted")
-    c.nodes[0].end(1)
-    c.pass_s(2.2)
+    c.nodes[0].end(1, then_s=2.2)
     assert c.state(0) == "running"
     assert [run.epoch for run in c.nodes[0].sync().attempts] == [2]
 
@@ -173,8 +162,7 @@ def test_ends_after_a_requested_stop_are_no_failures(cluster: Make, code: int | 
     c.nodes[0].obeys = False
     c.engine.drain("n0", c.now)
     c.pass_s(0.6)
-    c.nodes[0].end(0, code)
-    c.pass_s(0.6)
+    c.nodes[0].end(0, code, then_s=0.6)
     stored = c.stored(0)
     assert (stored.row.state, stored.row.failures) == ("waiting", 0)
 
@@ -186,8 +174,7 @@ def test_a_gang_stopped_while_it_starts_uses_no_retry(cluster: Make, first: int)
     c.engine.drain("n0", c.now)
     c.pass_s(0.6)
     for rank in (first, 1 - first):
-        c.nodes[0].end(0, (-15, 1)[rank], rank=rank, reason="connection closed by peer" if rank else None)
-        c.pass_s(0.6)
+        c.nodes[0].end(0, (-15, 1)[rank], rank=rank, reason="connection closed by peer" if rank else None, then_s=0.6)
     stored = c.stored(0)
     assert (stored.row.state, stored.row.failures, stored.attempts[0].state) == ("waiting", 0, "preempted")
 
@@ -198,8 +185,7 @@ def test_a_gang_that_fails_by_itself_when_it_is_stopped_has_failed(cluster: Make
     c.engine.drain("n0", c.now)
     c.pass_s(0.6)
     c.nodes[0].end(0, 75, rank=0)
-    c.nodes[0].end(0, 1, rank=1, reason="AssertionError")
-    c.pass_s(0.6)
+    c.nodes[0].end(0, 1, rank=1, reason="AssertionError", then_s=0.6)
     stored = c.stored(0)
     assert (stored.row.state, stored.row.reason) == ("failed", "AssertionError (rank 1, exit code 1)")
 
@@ -232,8 +218,7 @@ def test_a_rank_that_ends_with_0_after_the_failure_of_a_peer_is_not_named(cluste
     c = cluster(jobs=[{"gpus": 2, "retries": 0}])
     c.nodes[0].obeys = False
     c.nodes[0].end(0, 1, rank=0, reason="exit code 1; last lines of the log: ValueError: bad", ended_s_ago=5.0)
-    c.nodes[0].end(0, 0, rank=1, ended_s_ago=1.0)
-    c.pass_s(0.6)
+    c.nodes[0].end(0, 0, rank=1, ended_s_ago=1.0, then_s=0.6)
     stored = c.stored(0)
     assert brief(stored.row.reason) == "ValueError: bad (rank 0, exit code 1)"
 
@@ -266,8 +251,7 @@ def test_a_job_that_finishes_while_it_is_stopped_has_finished(cluster: Make) -> 
     c.engine.drain("n0", c.now)
     c.pass_s(0.6)
     assert c.state(0) == "stopping"
-    c.nodes[0].end(0, 0)
-    c.pass_s(0.6)
+    c.nodes[0].end(0, 0, then_s=0.6)
     assert c.state(0) == "finished"
 
 
@@ -361,13 +345,11 @@ def test_an_attempt_gets_time_for_its_first_step_before_it_makes_room(cluster: M
     c.submit({})
     c.pass_s(10)  # the new job has had less, but the old one has not got anything out of its start yet
     assert 0 in c.nodes[0].jobs()
-    c.nodes[0].report(0, held_s=11.0, steps=1.0, step_s=0.1)
-    c.pass_s(2.2)
+    c.nodes[0].report(0, held_s=11.0, steps=1.0, step_s=0.1, then_s=2.2)
     assert c.nodes[0].jobs() == {1}
     stored = c.stored(0)
     assert stored.attempts[0].state == "preempted"
-    c.nodes[0].report(1, held_s=15.0)
-    c.pass_s(10)
+    c.nodes[0].report(1, held_s=15.0, then_s=10)
     assert 1 in c.nodes[0].jobs()
     c.nodes[0].report(1, held_s=21.0)  # that must be enough
     c.pass_s(3)
@@ -377,8 +359,7 @@ def test_an_attempt_gets_time_for_its_first_step_before_it_makes_room(cluster: M
 def test_an_attempt_that_waits_for_its_gpus_survives_its_agent(cluster: Make) -> None:
     c = cluster(nodes=(1,))
     c.nodes[0].obeys = False
-    c.submit({})
-    c.pass_s()
+    c.submit({}, then_s=1.1)
     c.nodes[0].seen[0, 1, 0] = Seen(0, 1, 0, STARTING)
     c.pass_s()
     c.nodes[0].seen.clear()  # it had no process yet, so the next agent's journal knows nothing of it
@@ -428,8 +409,7 @@ def test_drain_and_resume(cluster: Make) -> None:
     c.pass_s(2.2)
     assert not home.jobs()
     assert c.state(0) == "running"
-    c.submit({})
-    c.pass_s(2.2)
+    c.submit({}, then_s=2.2)
     assert c.state(1) == "waiting"
     assert c.engine.state.nodes[home.info.id].state == "drained"
     c.pass_s(20, silent=[home.info.id])
@@ -456,8 +436,7 @@ def test_jobs_wait_for_nodes_then_those_that_can_never_fit_are_refused(cluster: 
     c.engine.observe(Observed(NodeInfo("n1", 2), "b"), c.now)
     c.pass_s(1.1)
     assert (c.state(0), c.state(1)) == ("starting", "starting")
-    c.submit({"gpus": 5})
-    c.pass_s(11)
+    c.submit({"gpus": 5}, then_s=11)
     stored = c.stored(2)
     assert stored.row.state == "failed"
     assert "needs 5 GPUs" in stored.row.reason
@@ -486,28 +465,22 @@ def test_a_node_may_not_change_its_size_nor_have_a_name_that_is_a_path(cluster: 
 
 def test_service_counts_over_all_attempts(cluster: Make) -> None:
     c = cluster((2,), jobs=[{"gpus": 2, "retries": 3}])
-    c.nodes[0].report(0, steps=5.0, held_s=10.0, step_s=2.0)
-    c.pass_s(0.6)
-    c.nodes[0].end(0, 1, rank=0)
-    c.pass_s(2.2)
-    c.nodes[0].report(0, steps=7.0, held_s=4.0)
-    c.pass_s(0.6)
-    c.nodes[0].end(0, 0)
-    c.pass_s()
+    c.nodes[0].report(0, steps=5.0, held_s=10.0, step_s=2.0, then_s=0.6)
+    c.nodes[0].end(0, 1, rank=0, then_s=2.2)
+    c.nodes[0].report(0, steps=7.0, held_s=4.0, then_s=0.6)
+    c.nodes[0].end(0, 0, then_s=1.1)
     stored = c.stored(0)
     assert (stored.row.attained_gpu_s, stored.row.run_s, stored.row.iterations_done) == (28.0, 14.0, 7.0)
 
 
 def test_profiles_are_learnt_and_given_to_later_jobs_of_the_kind(cluster: Make) -> None:
     c = cluster(jobs=[{"model": "vgg"}])
-    c.nodes[0].report(0, profile=Profile([0.1, 0.2, 0.3, 0.0], 0.5, 20), skew=0.8)
-    c.pass_s(0.6)
+    c.nodes[0].report(0, profile=Profile([0.1, 0.2, 0.3, 0.0], 0.5, 20), skew=0.8, then_s=0.6)
     assert c.types().count("JobProfiled") == 1
     c.nodes[0].report(0, profile=Profile([0.1, 0.2, 0.31, 0.0], 0.51, 40))  # the same, nearly
     c.pass_s(0.6)
     assert c.types().count("JobProfiled") == 1
-    c.nodes[0].report(0, profile=Profile([math.nan, 0.2, 0.31, 0.0], 0.51, 40))
-    c.pass_s(0.6)
+    c.nodes[0].report(0, profile=Profile([math.nan, 0.2, 0.31, 0.0], 0.51, 40), then_s=0.6)
     assert c.types().count("JobProfiled") == 1
     c.submit({"model": "vgg"}, {"model": "gpt"}, {"model": "vgg", "gpus": 2}, {"model": "vgg", "skew": 0.1})
     columns = c.controller.job_store.columns
@@ -522,17 +495,14 @@ def test_jobs_like_one_that_was_measured_get_a_provisional_profile(cluster: Make
     sweep = [["python", "train.py", "--lr", lr] for lr in ("1", "2", "3")]
     c.submit({"command": sweep[0], "workdir": "/a"}, {"command": sweep[1], "workdir": "/a"}, {"command": ["other"]})
     c.pass_s()
-    c.nodes[0].report(0, profile=Profile([0.1, 0.2, 0.3, 0.0], 0.5, 20))
-    c.pass_s(0.6)
+    c.nodes[0].report(0, profile=Profile([0.1, 0.2, 0.3, 0.0], 0.5, 20), then_s=0.6)
     c.submit({"command": sweep[2], "workdir": "/a"}, {"command": sweep[2], "workdir": "/b"})
     known = [not math.isnan(t) for t in c.controller.job_store.columns["iteration_s"][:5].tolist()]
     assert known == [True, True, False, True, False], "also the one that waited when it was measured"
     sources = {n: c.engine.jobs([n], c.now)[n].profile_source for n in range(5)}
     assert sources == {0: "measured", 1: (like := "provisional, from jobs like it"), 2: None, 3: like, 4: None}
-    c.nodes[0].end(0)
-    c.pass_s(2.2)
-    c.nodes[0].report(1, profile=Profile([0.1, 0.2, 0.3, 0.0], 0.5, 20))
-    c.pass_s(0.6)
+    c.nodes[0].end(0, then_s=2.2)
+    c.nodes[0].report(1, profile=Profile([0.1, 0.2, 0.3, 0.0], 0.5, 20), then_s=0.6)
     assert c.engine.jobs([1], c.now)[1].profile_source == "measured", "its own, though it is the same"
     c.restart()
     assert c.engine.jobs([1], c.now)[1].profile_source == "measured"
@@ -547,10 +517,8 @@ def test_progress_without_a_checkpoint_is_not_shown_as_kept(cluster: Make, saves
 
     c = cluster((1,))
     c.nodes = [Plain(c, "n0", 1)]
-    (job,) = c.submit({"iterations": 100})
-    c.pass_s()
-    c.nodes[0].report(job, steps=40.0, step_s=0.1, held_s=4.0)
-    c.pass_s(1.1)
+    (job,) = c.submit({"iterations": 100}, then_s=1.1)
+    c.nodes[0].report(job, steps=40.0, step_s=0.1, held_s=4.0, then_s=1.1)
     c.nodes[0].end(job, 1)
     c.nodes[0].obeys = False
     c.engine.drain("n0", c.now, may_lose_work=True)
@@ -562,15 +530,12 @@ def test_progress_without_a_checkpoint_is_not_shown_as_kept(cluster: Make, saves
 def grouped(cluster: Make, gate: str, **seen: Any) -> Cluster:
     """Job 0 measured alone; job 1 of its model joins it with its profile, and makes 70 iterations behind a gate."""
     c = cluster((1,), policy="muri-l", jobs=[{"model": "vgg"}])
-    c.nodes[0].report(0, profile=Profile([0.0, 0.3, 0.3, 0.1], 0.7, 20))
-    c.pass_s(0.6)
-    c.submit({"model": "vgg"})
-    c.pass_s(2.2)
+    c.nodes[0].report(0, profile=Profile([0.0, 0.3, 0.3, 0.1], 0.7, 20), then_s=0.6)
+    c.submit({"model": "vgg"}, then_s=2.2)
     assert c.nodes[0].jobs() == {0, 1}, "grouped at once"
     assert c.engine.jobs([1], c.now)[1].profile_source == "provisional, from jobs like it"
     for steps in (1.0, 30.0, 71.0):
-        c.nodes[0].report(1, gate=gate, steps=steps, step_s=0.9, **seen)
-        c.pass_s(1.1)
+        c.nodes[0].report(1, gate=gate, steps=steps, step_s=0.9, **seen, then_s=1.1)
     return c
 
 
@@ -584,10 +549,8 @@ def test_a_job_that_is_never_alone_measures_its_stages_behind_the_gate(cluster: 
     c.restart()
     assert c.engine.jobs([1], c.now)[1].profile_source == "measured beside others"
     c.pass_s(0.6)
-    c.nodes[0].end(0)
-    c.pass_s(2.2)
-    c.nodes[0].report(1, profile=Profile([0.05, 0.1, 0.15, 0.1], 0.4, 20), gate="none")
-    c.pass_s(0.6)
+    c.nodes[0].end(0, then_s=2.2)
+    c.nodes[0].report(1, profile=Profile([0.05, 0.1, 0.15, 0.1], 0.4, 20), gate="none", then_s=0.6)
     assert c.engine.jobs([1], c.now)[1].profile_source == "measured"
 
 
@@ -606,12 +569,10 @@ def test_without_a_gate_or_marks_a_provisional_profile_stays(
 def test_a_profile_in_the_making_is_finished_first_unless_that_takes_too_long(cluster: Make, step_s: float) -> None:
     c = cluster((1,), policy="2d-las:quantum_s=1", jobs=[{"command": ["a"]}])
     seen = {"saves": "yes", "step_s": step_s, "held_s": 10.0}
-    c.nodes[0].report(0, steps=3.0, **seen)
-    c.pass_s(1.1)
+    c.nodes[0].report(0, steps=3.0, **seen, then_s=1.1)
     c.submit({"command": ["b"]})
     for i in range(5):
-        c.nodes[0].report(0, steps=4.0 + i, **seen)
-        c.pass_s(2.0)
+        c.nodes[0].report(0, steps=4.0 + i, **seen, then_s=2.0)
     stopped = [run.stop for run in c.nodes[0].sync().attempts if run.job == 0]
     if step_s > 1:
         assert stopped != [False], "25 iterations of 30 s are more than anybody waits for"
@@ -628,8 +589,7 @@ def test_a_profile_that_never_comes_is_not_waited_for_long(cluster: Make, step_s
     c = cluster((1,), policy="2d-las:quantum_s=1", jobs=[{"command": ["a"]}, {"command": ["b"]}])
     begin = c.now
     while c.now < begin + 200:
-        c.nodes[0].report(0, steps=3.0, saves="yes", step_s=step_s, held_s=10.0)
-        c.pass_s(2.0)
+        c.nodes[0].report(0, steps=3.0, saves="yes", step_s=step_s, held_s=10.0, then_s=2.0)
         if [run.stop for run in c.nodes[0].sync().attempts if run.job == 0] != [False]:
             break
     assert waited_s - 2 <= c.now - begin <= waited_s + 10
@@ -647,16 +607,14 @@ def test_a_process_that_keeps_changing_its_profile_is_not_believed_each_time(clu
 def test_an_early_decision_is_not_for_long_rounds(cluster: Make) -> None:
     c = cluster((1, 1), round_s=60.0, jobs=[{}])
     before = c.types().count("ReplanDue")
-    c.submit({})
-    c.pass_s(5.0)
+    c.submit({}, then_s=5.0)
     assert c.types().count("ReplanDue") == before
 
 
 def test_jobs_that_take_turns_get_a_group_with_a_gate(cluster: Make) -> None:
     c = cluster((1,), policy="muri-l")
     stages = [{"storage": 0.2, "cpu": 0.1, "gpu": 0.1, "network": 0.1}, {"gpu": 0.2, "cpu": 0.1, "storage": 0.1}]
-    c.submit(*({"profile": p} for p in stages))
-    c.pass_s(2.2)
+    c.submit(*({"profile": p} for p in stages), then_s=2.2)
     runs = c.nodes[0].sync().attempts
     assert [r.job for r in runs] == [0, 1]
     first, second = (r.group for r in runs)
@@ -664,8 +622,7 @@ def test_jobs_that_take_turns_get_a_group_with_a_gate(cluster: Make) -> None:
     assert first.gate in ("barrier", "tokens")
     assert sorted(m.job for m in first.members) == [0, 1]
     assert len({m.turn for m in first.members}) == 2
-    c.nodes[0].end(0)
-    c.pass_s(0.6)
+    c.nodes[0].end(0, then_s=0.6)
     left = c.nodes[0].sync().attempts[0].group
     assert (left.id, left.gate, [m.job for m in left.members]) == (first.id, "none", [1])
     assert left.version > first.version
@@ -676,24 +633,20 @@ def test_quota_holds_jobs_back_and_says_so(cluster: Make) -> None:
     c.engine.set_project("small", gpu_quota=2, weight=2.0, now_s=c.now)
     with pytest.raises(InputError, match="quota of project small is 2"):
         c.submit({"gpus": 3, "project": "small"})
-    c.submit({"project": "small"}, {"project": "small"}, {"project": "small"}, {})
-    c.pass_s(2.2)
+    c.submit({"project": "small"}, {"project": "small"}, {"project": "small"}, {}, then_s=2.2)
     assert [c.state(n) for n in range(4)] == ["running", "running", "waiting", "running"]
     assert "quota of project small" in c.engine.explain(2, c.now).summary
-    c.nodes[0].end(0)
-    c.pass_s(2.2)
+    c.nodes[0].end(0, then_s=2.2)
     assert c.state(2) == "running"
     c.engine.drop_project("small", c.now)
-    c.submit({"project": "small"})
-    c.pass_s(2.2)
+    c.submit({"project": "small"}, then_s=2.2)
     assert c.state(4) == "running"
 
 
 def test_reservations_are_explained(cluster: Make) -> None:
     c = cluster(policy="live_cases_policies:Secret")
     c.submit({})
-    c.submit({"gpus": 2})
-    c.pass_s(2.2)
+    c.submit({"gpus": 2}, then_s=2.2)
     assert c.state(0) == "running"
     assert c.engine.explain(1, c.now).summary == "waits (1 GPU reserved for it: n0:1)"
     assert c.engine.status(c.now).gpus.reserved_idle == 1
@@ -705,8 +658,7 @@ def test_reservations_are_explained(cluster: Make) -> None:
 def test_a_policy_that_fails_stops_nothing(cluster: Make) -> None:
     c = cluster(policy="fifo", jobs=[{}])
     c.engine.set_policy("live_cases_policies:Broken", c.now)
-    c.submit({})
-    c.pass_s(2.2)
+    c.submit({}, then_s=2.2)
     assert "ZeroDivisionError" in c.engine.status(c.now).policy_error
     assert c.state(0) == "running"
     with pytest.raises(InputError, match="did you mean 'fifo'"):
@@ -724,8 +676,7 @@ def test_a_live_cluster_grants_no_memory_of_switches_and_says_who_asked_for_it(c
     ):
         c.engine.set_policy("live_cases_policies:Granting", c.now)
     c.engine.set_policy("live_cases_policies:SecretGrants", c.now)
-    c.submit({})
-    c.pass_s(2.2)
+    c.submit({}, then_s=2.2)
     assert "grants memory of switch 's' to job 'j-0'" in c.engine.status(c.now).policy_error
     assert c.state(0) == "waiting"
 
@@ -753,8 +704,7 @@ def test_forecasts_follow_jobs_that_run_for_hours_without_a_decision(cluster: Ma
     c = cluster((1,), policy="fifo", jobs=[{"iterations": 10_000}, {}], then_s=2.2)
     what_if, ends_s = WhatIfService(c.store), []
     for steps in (100.0, 5000.0):
-        c.nodes[0].report(0, steps=steps, step_s=1.0)
-        c.pass_s(12.1)
+        c.nodes[0].report(0, steps=steps, step_s=1.0, then_s=12.1)
         copy = what_if.queue(c.engine, c.now)
         found = None if copy is None else what_if.forecast(copy, 0)
         ends_s.append((copy.decision, found.end.middle_s))
@@ -768,8 +718,7 @@ def test_a_live_group_that_breaks_its_promise_is_split_and_explain_names_the_rep
     c = cluster((1,), policy="plait:guests=0")
     profiles = [{"cpu": 0.9, "gpu": 0.1}, {"cpu": 0.1, "gpu": 0.9}] * 2
     jobs = [{"iterations": 5000, "profile": profile, "model": f"m{i % 2}"} for i, profile in enumerate(profiles)]
-    c.submit(*jobs)
-    c.pass_s(2.2)
+    c.submit(*jobs, then_s=2.2)
     before = c.engine.explain(0, c.now)
     assert before.shares_with == ["j-1"]
     assert before.sharing_costs == [
@@ -798,20 +747,15 @@ def test_one_user_cannot_shut_others_out_of_forecasts(cluster: Make) -> None:
 
 def test_explain_names_the_jobs_that_a_prediction_rests_on(cluster: Make) -> None:
     c = cluster((1,), policy="plait")
-    c.submit({"command": ["python", "train.py"]}, {"command": ["python", "train.py"]})
-    c.pass_s(2.2)
+    c.submit({"command": ["python", "train.py"]}, {"command": ["python", "train.py"]}, then_s=2.2)
     assert "an assumption, because no job has ended yet" in c.engine.explain(1, c.now).predicted
-    c.nodes[0].report(0, steps=10.0, step_s=0.5, total_steps=100.0)
-    c.pass_s(2.0)
+    c.nodes[0].report(0, steps=10.0, step_s=0.5, total_steps=100.0, then_s=2.0)
     lines = explanation_lines(c.engine.explain(0, c.now))
     assert [line[:39] for line in lines if "left" in line] == ["  about 45.0 s left by its own progress"]
     for number in (0, 1):
-        c.nodes[0].report(number, held_s=600.0)
-        c.pass_s(10.0)
-        c.nodes[0].end(number)
-        c.pass_s(2.2)
-    c.submit({"command": ["python", "train.py"]}, {"command": ["python", "other.py"]}, {"iterations": 100})
-    c.pass_s(2.2)
+        c.nodes[0].report(number, held_s=600.0, then_s=10.0)
+        c.nodes[0].end(number, then_s=2.2)
+    c.submit({"command": ["python", "train.py"]}, {"command": ["python", "other.py"]}, {"iterations": 100}, then_s=2.2)
     c.engine.set_project("small", gpu_quota=2, weight=1.0, now_s=c.now)
     again, other = (c.engine.explain(number, c.now).predicted for number in (2, 3))
     assert "from 2 jobs that ended with the same user, script, arguments and size" in again
@@ -822,8 +766,7 @@ def test_explain_names_the_jobs_that_a_prediction_rests_on(cluster: Make) -> Non
 
 def test_policies_know_the_total_that_a_script_reports(cluster: Make) -> None:
     c = cluster((2,), policy="plait")
-    c.submit({"command": ["python", "train.py"]}, {"command": ["python", "train.py"], "iterations": 7})
-    c.pass_s(2.2)
+    c.submit({"command": ["python", "train.py"]}, {"command": ["python", "train.py"], "iterations": 7}, then_s=2.2)
     store = c.controller.job_store
     pace: dict[str, Any] = {"step_s": 0.5, "held_s": c.now, "stage_s": [0.1, 0.1, 0.2, 0.1]}
     for steps, total, known, wait_s in (
@@ -832,8 +775,7 @@ def test_policies_know_the_total_that_a_script_reports(cluster: Make) -> None:
         (38.0, 300.0, 300.0, 12.0),
         (301.0, 300.0, math.nan, 12.0),  # wrong: the job is predicted again
     ):
-        c.nodes[0].report(0, steps=steps, total_steps=total, **pace)
-        c.pass_s(wait_s)
+        c.nodes[0].report(0, steps=steps, total_steps=total, **pace, then_s=wait_s)
         assert store.columns["iterations"][:2].tolist() == pytest.approx([known, 7.0], nan_ok=True)
     assert [entry.type for entry in c.store.entries()].count("JobUpdated") == 3
 
@@ -841,8 +783,7 @@ def test_policies_know_the_total_that_a_script_reports(cluster: Make) -> None:
 def test_explain_names_blockers_and_what_would_start_it(cluster: Make) -> None:
     c = cluster((2,), policy="fifo-backfill", jobs=[{"iterations": 100}])
     c.nodes[0].report(0, steps=50.0, step_s=0.5)
-    c.submit({"gpus": 2})
-    c.pass_s(2.2)
+    c.submit({"gpus": 2}, then_s=2.2)
     what_if = WhatIfService(c.store)
     why, question = what_if.explain(c.engine, 1, c.now)
     assert question is not None
@@ -861,8 +802,7 @@ def test_explain_names_blockers_and_what_would_start_it(cluster: Make) -> None:
     again = what_if.explain(c.engine, 1, c.now)[1]
     assert again.copy is question.copy
     what_if.close()
-    c.nodes[0].report(0, stage_s=[0.0, 0.1, 0.4, 0.0], profile=Profile([0.0, 0.1, 0.2, 0.0], 0.25, 30))
-    c.pass_s(0.6)
+    c.nodes[0].report(0, stage_s=[0.0, 0.1, 0.4, 0.0], profile=Profile([0.0, 0.1, 0.2, 0.0], 0.25, 30), then_s=0.6)
     how = c.engine.explain(0, c.now)
     assert how.stages["gpu"] == StageTime(0.4, 0.2)
     assert how.slowdown == 2.0
@@ -883,15 +823,13 @@ def test_messages_of_an_agent_that_was_replaced_do_not_count_as_life(cluster: Ma
 
 def test_words_that_came_late_change_nothing(cluster: Make) -> None:
     c = cluster((1,), jobs=[{}])
-    c.nodes[0].report(0, steps=9.0, held_s=3.0)
-    c.pass_s(0.6)
+    c.nodes[0].report(0, steps=9.0, held_s=3.0, then_s=0.6)
     k = (0, 1, 0)
     late = replace(c.nodes[0].seen[k], state=STARTING, steps=1.0, held_s=0.5)
     c.engine.observe(replace(c.nodes[0].observed(), attempts=[late]), c.now)
     attempt = c.engine.state.jobs[0].attempt
     assert (attempt.steps, attempt.held_s, c.state(0)) == (9.0, 3.0, "running")
-    c.nodes[0].end(0)
-    c.pass_s(0.6)
+    c.nodes[0].end(0, then_s=0.6)
     c.engine.observe(replace(c.nodes[0].observed(), attempts=[late]), c.now)
     assert c.state(0) == "finished"
 
@@ -991,8 +929,7 @@ def test_a_job_whose_checkpoints_fail_is_not_stopped_until_one_is_written(cluste
     (first,) = c.nodes[0].jobs()
     for said, goes_on in (("failed", True), ("yes", False)):
         for i in range(10):
-            c.nodes[0].report(first, steps=3.0 + i, saves=said, held_s=30.0 + i)
-            c.pass_s(2.0)
+            c.nodes[0].report(first, steps=3.0 + i, saves=said, held_s=30.0 + i, then_s=2.0)
         assert (first in c.nodes[0].jobs()) is goes_on
         assert (epoch_of(c, 1 - first) == 0) is goes_on
 
@@ -1007,16 +944,13 @@ def test_when_a_rank_hangs_the_others_say_where_they_were_and_the_reason_names_t
 ) -> None:
     c = cluster((1, 1))
     c.nodes[1].obeys = False
-    c.submit({"gpus": 2, "retries": 0})
-    c.pass_s(2.2)
+    c.submit({"gpus": 2, "retries": 0}, then_s=2.2)
     c.nodes[1].seen = {k: Seen(*k, RUNNING, pid=9) for k in [key(run) for run in c.nodes[1].sync().attempts]}
-    c.nodes[0].end(0, -9, reason="hung: 34 s in its network stage, where 30 s are allowed")
-    c.pass_s(1.1)
+    c.nodes[0].end(0, -9, reason="hung: 34 s in its network stage, where 30 s are allowed", then_s=1.1)
     (run,) = c.nodes[1].sync().attempts
     assert (run.stop, run.hung) == (True, True)
     place = "ended, as another process of the job hung; it was 41 s in its cpu stage; its stacks are in the log"
-    c.nodes[1].end(0, -9, reason=place)
-    c.pass_s(2.2)
+    c.nodes[1].end(0, -9, reason=place, then_s=2.2)
     assert c.state(0) == "failed"
     assert c.store.job(0).row.reason.startswith("rank 1: 41 s in its cpu stage; hung: 34 s in its network stage")
 
@@ -1026,15 +960,12 @@ def test_past_use_orders_jobs_and_is_shown(cluster: Make, monkeypatch: pytest.Mo
     monkeypatch.setattr("plait.live.scheduler.state.RECENT", 0)  # snapshots keep no job that has ended whole
     c = cluster((1,), "fifo-backfill:fair=7d", snapshot_weight=weight)
     c.engine.set_project("vision", gpu_quota=None, weight=1.0, now_s=c.now)
-    c.submit({}, owner="ann")
-    c.pass_s(600.0)
-    c.nodes[0].report(0, held_s=600.0, steps=6.0, step_s=100.0)
-    c.pass_s(2.2)
+    c.submit({}, owner="ann", then_s=600.0)
+    c.nodes[0].report(0, held_s=600.0, steps=6.0, step_s=100.0, then_s=2.2)
     c.submit({}, owner="ann")
     c.submit({}, owner="ben")
     c.submit({"project": "vision"}, owner="ann")
-    c.nodes[0].end(0)
-    c.pass_s(2.2)
+    c.nodes[0].end(0, then_s=2.2)
     assert [c.state(job) for job in range(4)] == ["finished", "waiting", "waiting", "running"]
     shown = c.engine.past_use(), c.engine.explain(1, c.now).fair
     c.restart()
@@ -1045,8 +976,7 @@ def test_past_use_orders_jobs_and_is_shown(cluster: Make, monkeypatch: pytest.Mo
     assert fair.project_times > 1.9
     use = c.engine.past_use()
     assert use["default"] == pytest.approx(600.0, rel=0.02)
-    c.nodes[0].end(3)
-    c.pass_s(2.2)
+    c.nodes[0].end(3, then_s=2.2)
     assert [c.state(job) for job in (1, 2)] == ["waiting", "running"]
     c.engine.set_policy("fifo-backfill", c.now)
     assert (c.engine.past_use(), c.engine.explain(1, c.now).fair) == (None, None)

@@ -29,8 +29,7 @@ def test_a_wide_gang_waits_for_nodes_that_may_come_and_one_beyond_the_limit_is_r
     c.pass_s(12.0)  # nobody else has joined for long
     with pytest.raises(InputError, match="largest gang that fits this cluster is 6"):
         c.submit({"gpus": 7})
-    (wide,) = c.submit({"gpus": 4})
-    c.pass_s(12.0)
+    (wide,) = c.submit({"gpus": 4}, then_s=12.0)
     assert c.state(wide) == "waiting"
     said = c.engine.explain(wide, c.now).summary
     assert said == "waits for more nodes: needs 4 GPUs; the nodes that are there have 2"
@@ -52,8 +51,7 @@ def test_small_jobs_behind_a_wide_one_need_not_wait_for_nodes_to_settle(cluster:
 
 def test_explain_of_a_job_that_no_node_has_room_for_names_nobody_ahead(cluster: Make) -> None:
     c = cluster((2,), policy="fifo-backfill", most_gpus=4)
-    small, wide, next_one = c.submit({"gpus": 2}, {"gpus": 4}, {"gpus": 2})
-    c.pass_s(2.0)
+    small, wide, next_one = c.submit({"gpus": 2}, {"gpus": 4}, {"gpus": 2}, then_s=2.0)
     assert c.state(small) == "running"
     why = c.engine.explain(wide, c.now)
     assert why.summary == "waits for more nodes: needs 4 GPUs; the nodes that are there have 2"
@@ -67,8 +65,7 @@ def test_a_job_that_wants_more_memory_than_nodes_have_waits_with_the_reason(clus
     node.info = replace(node.info, memory_bytes=8e9)
     c.nodes.append(node)
     c.pass_s(12.0)
-    (job,) = c.submit({"gpus": 1, "memory": 16e9})
-    c.pass_s(3.0)
+    (job,) = c.submit({"gpus": 1, "memory": 16e9}, then_s=3.0)
     assert c.state(job) == "waiting"
     assert "1 GPU of one kind, each with 16 GB of memory (nodes" in c.engine.jobs([job], c.now)[job].reason
 
@@ -89,11 +86,9 @@ def test_jobs_want_the_nodes_that_their_cpus_need_and_none_if_no_node_would_do(c
     node.info = replace(node.info, cpus=8.0)
     c.nodes.append(node)
     c.pass_s(1.0)
-    c.submit({"gpus": 4, "cpus": 32.0})
-    c.pass_s(1.0)
+    c.submit({"gpus": 4, "cpus": 32.0}, then_s=1.0)
     assert c.engine.status(c.now).gpus.wanted == 8  # one process on each node of two GPUs
-    c.submit({"gpus": 1, "cpus": 32.0})
-    c.pass_s(1.0)
+    c.submit({"gpus": 1, "cpus": 32.0}, then_s=1.0)
     assert c.engine.status(c.now).gpus.wanted == 8
 
 

@@ -340,8 +340,7 @@ def test_the_rule_of_a_project_ends_jobs_whose_gpus_are_idle(
         call = look
 
     recorder = UsageRecorder(Worker(), c.home)  # type: ignore[arg-type]
-    c.submit({}, {})
-    c.pass_s(2.2)
+    c.submit({}, {}, then_s=2.2)
     use = [Usage(means=[GpuMean(0.0, 1e9)]), Usage(means=[GpuMean(0.9, 1e9)])]
     for _ in range(20):
         for node, one in zip(c.nodes, use if busy is None else use[::-1][:1] * 2, strict=True):

@@ -43,8 +43,7 @@ def attempt_of(c: Cluster, job: int) -> Any:
 def shared(cluster: Make) -> Cluster:
     """One GPU: a guaranteed job that uses half of it, and its guest."""
     c = cluster((1,), policy="antman", jobs=[HALF], then_s=2.2)
-    c.submit(OPPORTUNISTIC)
-    c.pass_s(2.2)
+    c.submit(OPPORTUNISTIC, then_s=2.2)
     return c
 
 
@@ -81,13 +80,11 @@ def test_a_guest_outlives_its_host_and_starts_no_second_time(shared: Cluster) ->
 
 def test_a_guest_of_class_auto_becomes_a_host_where_it_runs(cluster: Make) -> None:
     c = cluster((1,), policy="antman", jobs=[HALF], then_s=2.2)
-    c.submit({**HALF, "class": "auto"})
-    c.pass_s(2.2)
+    c.submit({**HALF, "class": "auto"}, then_s=2.2)
     before = runs(c.nodes[0])[1]
     assert before.group.guest
     assert "its class is auto" in c.engine.explain(1, c.now).summary
-    c.nodes[0].end(0)
-    c.pass_s(3.2)
+    c.nodes[0].end(0, then_s=3.2)
     after = runs(c.nodes[0])[1]
     assert after == replace(before, group=replace(before.group, guest=False, version=before.group.version + 1))
     assert [row["job"] for row in events(c, "AttemptBegan")] == [0, 1]
@@ -130,8 +127,7 @@ def test_a_guest_without_room_goes_back_to_the_queue_and_never_fails(shared: Clu
 
 def test_explain_says_whose_guest_it_is_at_which_share_and_where_it_would_be_alone(cluster: Make) -> None:
     c = cluster((1, 1), policy="antman:limit=0.9", jobs=[HALF, HALF], then_s=2.2)
-    c.submit(OPPORTUNISTIC)
-    c.pass_s(2.2)
+    c.submit(OPPORTUNISTIC, then_s=2.2)
     where = "n0" if 2 in runs(c.nodes[0]) else "n1"
     node, host = c.nodes[int(where[1])], f"j-{next(job for job in runs(c.nodes[int(where[1])]) if job != 2)}"
     node.report(2, sharing=Sharing(True, 0.35, 0.0, "run", [int(host[2:])]))
@@ -244,8 +240,7 @@ def test_a_gpu_shows_what_a_job_needs_from_a_minute_on_while_it_has_always_been_
         c.pass_s(seconds)
         assert c.controller.job_store.columns["gpu_memory_bytes"][0] == known_gb * GB
         assert len(runs(node)) == 1 + (known_gb > 0) * len(mates)
-    c.submit(*([] if mates else [MATE]))
-    c.pass_s(5)
+    c.submit(*([] if mates else [MATE]), then_s=5)
     assert sorted(runs(node)) == together
 
 
@@ -260,8 +255,7 @@ def test_a_later_run_of_a_measured_command_shares_at_once(again: str, together: 
     assert list(store.peaks.values()) == [pytest.approx(23.1 * GB)]
     store.update(np.array([0]), JobBatch.of([replace(store.spec(0), gpus=2, max_gpus=2)]))
     assert store.columns["gpu_memory_bytes"][0] == 0, "on more GPUs it may need less on each, on fewer more"
-    *_, waits = c.submit({**SCRIPT, "command": again.split()}, MATE, {"command": again.split()})
-    c.pass_s(5)
+    *_, waits = c.submit({**SCRIPT, "command": again.split()}, MATE, {"command": again.split()}, then_s=5)
     assert len(runs(node)) == together
     assert ("; 23.1 GB of GPU" in str(c.engine.explain(waits, c.now).predicted)) is (together == 2)
 
@@ -269,8 +263,7 @@ def test_a_later_run_of_a_measured_command_shares_at_once(again: str, together: 
 @pytest.mark.parametrize("before", ["antman", "tiresias-l"])
 def test_a_policy_that_shares_gpus_learns_at_once_what_jobs_need_that_ran_before(before: str, cluster: Make) -> None:
     c, node = one_gpu(cluster, before)
-    c.submit(SCRIPT, MATE)
-    c.pass_s(5)
+    c.submit(SCRIPT, MATE, then_s=5)
     node.report(0, memory=Memory(30 * GB, 25 * GB), steps=5.0, step_s=0.3)
     c.pass_s(20)
     c.engine.set_policy("plait", c.now)
@@ -313,13 +306,10 @@ def test_a_paced_guest_teaches_no_profile(cluster: Make) -> None:
     from plait.live.protocol.wire import Profile
 
     c = cluster((1,), policy="antman", jobs=[{}], then_s=1.2)
-    c.nodes[0].report(0, profile=Profile([0.0, 0.1, 0.1, 0.0], 0.2, 40), step_s=0.2)
-    c.pass_s(2.2)
-    c.submit({"class": "opportunistic", "command": ["other"]})
-    c.pass_s(2.2)
+    c.nodes[0].report(0, profile=Profile([0.0, 0.1, 0.1, 0.0], 0.2, 40), step_s=0.2, then_s=2.2)
+    c.submit({"class": "opportunistic", "command": ["other"]}, then_s=2.2)
     assert c.state(1) == "running"
-    c.nodes[0].report(1, profile=Profile([0.0, 0.1, 5.0, 0.0], 5.0, 40), step_s=5.0)
-    c.pass_s(2.2)
+    c.nodes[0].report(1, profile=Profile([0.0, 0.1, 5.0, 0.0], 5.0, 40), step_s=5.0, then_s=2.2)
     assert [row["job"] for row in events(c, "ProfileRecorded")] == [0]
 
 
@@ -329,14 +319,11 @@ def test_a_guest_starts_where_hosts_fill_all_gpus_and_memory_of_slots_counts(clu
     node.info = NodeInfo("n0", 1, "cpu-slot", gpu_memory_bytes=16 * GB)
     c.nodes.append(node)
     c.pass_s(0.6)
-    c.submit({**HALF, "gpu_memory": 8 * GB})
-    c.pass_s(2.2)
-    c.submit({**OPPORTUNISTIC, "gpu_memory": 9 * GB})
-    c.pass_s(2.2)
+    c.submit({**HALF, "gpu_memory": 8 * GB}, then_s=2.2)
+    c.submit({**OPPORTUNISTIC, "gpu_memory": 9 * GB}, then_s=2.2)
     assert c.state(1) == "waiting"
     assert "short of memory" in c.engine.explain(1, c.now).summary
-    c.submit({**OPPORTUNISTIC, "gpu_memory": 4 * GB})
-    c.pass_s(2.2)
+    c.submit({**OPPORTUNISTIC, "gpu_memory": 4 * GB}, then_s=2.2)
     assert c.state(2) == "running"
 
 
@@ -346,13 +333,11 @@ def test_quotas_of_projects_are_for_guaranteed_jobs(cluster: Make) -> None:
     small = {**HALF, "project": "small"}
     with pytest.raises(InputError, match="quota of project small is 1"):
         c.submit({**small, "gpus": 2})
-    c.submit(small, small, {**small, "gpus": 2, "class": "opportunistic"}, {**small, "class": "auto"})
-    c.pass_s(2.2)
+    c.submit(small, small, {**small, "gpus": 2, "class": "opportunistic"}, {**small, "class": "auto"}, then_s=2.2)
     assert [c.state(n) for n in range(4)] == ["running", "waiting", "running", "running"]
     assert [attempt_of(c, n).guest for n in (0, 2, 3)] == [False, True, True]
     assert "the quota of project small is used up" in c.engine.explain(1, c.now).summary
-    c.nodes[0].end(0)
-    c.pass_s(3.2)
+    c.nodes[0].end(0, then_s=3.2)
     assert c.state(1) == "running"
 
 
@@ -362,8 +347,7 @@ def test_a_job_above_a_quota_of_the_policy_is_refused_when_it_is_submitted(clust
     c.pass_s(60.0)
     with pytest.raises(InputError, match=r"needs 3 .*GPUs; the quota of project default is 2; raise it to 3, or"):
         c.submit({**HALF, "gpus": 3})
-    c.submit({**HALF, "gpus": 2})
-    c.pass_s(2.2)
+    c.submit({**HALF, "gpus": 2}, then_s=2.2)
     assert c.state(0) == "running"
     if policy.startswith("antman"):
         c.submit({**HALF, "gpus": 3, "class": "opportunistic"})
@@ -408,8 +392,7 @@ def test_forecasts_play_guests_forward(cluster: Make) -> None:
     from plait.outlook.queue import foresee
 
     c = cluster((1,), policy="antman", jobs=[{**HALF, "iterations": 100}], then_s=2.2)
-    c.submit({**OPPORTUNISTIC, "iterations": 100}, {**OPPORTUNISTIC, "iterations": 100})
-    c.pass_s(4.2)
+    c.submit({**OPPORTUNISTIC, "iterations": 100}, {**OPPORTUNISTIC, "iterations": 100}, then_s=4.2)
     found = foresee(json.loads(json.dumps(c.engine.state_for_forecast(c.now)())), 0).honest.etas
     assert {number: eta.start is None for number, eta in found.items()} == {0: True, 1: True, 2: False}
     assert found[1].end.middle_s < found[2].end.middle_s
@@ -475,8 +458,7 @@ def test_a_guest_that_waits_for_its_first_step_may_be_moved(cluster: Make) -> No
     c = cluster((1, 1), policy="antman:stall_s=100", jobs=[HALF, {"profile": {"gpu": 0.1}}], then_s=2.2)
     here, other = (c.nodes if 0 in runs(c.nodes[0]) else c.nodes[::-1])[:2]
     here.obeys = False
-    c.submit(OPPORTUNISTIC)
-    c.pass_s(2.2)
+    c.submit(OPPORTUNISTIC, then_s=2.2)
     here.seen[2, 1, 0] = Seen(2, 1, 0, "running", pid=102)
     here.obeys = True
 

@@ -37,8 +37,7 @@ def with_gang(make: Make, request: dict[str, Any] = GANG, **options: Any) -> tup
     """A cluster whose switches are served, and the number of a job that was submitted 3 s ago."""
     c = make(**options)
     c.pass_s(2.0)
-    (job,) = c.submit(request)
-    c.pass_s(3.0)
+    (job,) = c.submit(request, then_s=3.0)
     return c, job
 
 
@@ -160,8 +159,7 @@ def test_a_switch_that_does_not_answer_delays_a_start_but_not_for_ever(make: Mak
     c.pass_s(2.0)
     for node in c.nodes:
         node.leases = False
-    (job,) = c.submit(GANG)
-    c.pass_s(PATIENCE_S - 1.5)
+    (job,) = c.submit(GANG, then_s=PATIENCE_S - 1.5)
     assert not grants(c, job)
     assert not any(node.jobs() for node in c.nodes)
     c.pass_s(4.0)
@@ -197,8 +195,7 @@ def test_a_cancelled_job_leaves_its_region_at_once(make: Make) -> None:
 def test_who_wants_no_aggregation_and_who_is_alone_is_told_nothing(make: Make) -> None:
     c = make()
     c.pass_s(2.0)
-    off, alone = c.submit({**GANG, "ina": "off"}, {**GANG, "gpus": 1})
-    c.pass_s(3.0)
+    off, alone = c.submit({**GANG, "ina": "off"}, {**GANG, "gpus": 1}, then_s=3.0)
     assert {c.state(off), c.state(alone)} == {"running"}
     assert grants(c, off) == grants(c, alone) == []
 
@@ -217,8 +214,7 @@ def test_a_required_grant_that_can_never_be_is_refused_with_the_reason(make: Mak
         c.submit({**GANG, "gpus": 1, "ina": "require"})
     with pytest.raises(InputError, match="and the job asks for esa; the switches run atp; leave protocol out"):
         c.submit({**GANG, "ina": "require:protocol=esa"})
-    (job,) = c.submit({**GANG, "ina": "require:protocol=atp"})
-    c.pass_s(3.0)
+    (job,) = c.submit({**GANG, "ina": "require:protocol=atp"}, then_s=3.0)
     assert grants(c, job)[0].granted
     with pytest.raises(
         InputError, match=rf"fifo:ina=esa: j-{job} asks for atp; the switches run esa, and requires its"
@@ -232,8 +228,7 @@ def test_a_job_that_requires_a_grant_waits_while_its_switches_are_lost(make: Mak
     c = make(nodes=2, network="single-switch:aggregators=256")
     c.nodes[0].starts = 0
     c.pass_s(2.0)
-    (job,) = c.submit({**GANG, "ina": "require"})
-    c.pass_s(3.0)
+    (job,) = c.submit({**GANG, "ina": "require"}, then_s=3.0)
     assert c.state(job) == "waiting"
     assert "requires aggregation in switches" in c.engine.explain(job, c.now).summary
     c.nodes[0].starts = 1
@@ -307,8 +302,7 @@ def test_a_region_that_shrinks_gives_its_memory_to_the_neighbour_once_all_ranks_
     c, job = with_gang(make, policy="fifo:ina=switchml", nodes=4, network="single-switch:aggregators=256")
     before = grants(c, job)[0]
     follow(c, job, before.version)
-    c.submit(GANG)
-    c.pass_s(14.0)
+    c.submit(GANG, then_s=14.0)
     after = grants(c, job)[0]
     assert (after.size, after.window, after.epoch) == (before.size // 2, before.window // 2, before.epoch + 1)
     assert (after.token, after.job, after.options) == (before.token, before.job, before.options)
@@ -321,8 +315,7 @@ def test_numbers_on_the_wire_are_free_ones_whatever_the_numbers_of_jobs(make: Ma
     c = make(nodes=4)
     c.pass_s(2.0)
     c.engine.state.network.next_wire = 65_535
-    one, other = c.submit(GANG, GANG)
-    c.pass_s(3.0)
+    one, other = c.submit(GANG, GANG, then_s=3.0)
     assert [grants(c, job)[0].job for job in (one, other)] == [65_535, 0]
     assert all(grants(c, job)[0].granted for job in (one, other))
 
@@ -394,8 +387,7 @@ def test_what_ranks_measure_reaches_the_controller_and_people(make: Make) -> Non
 def test_a_network_can_be_declared_and_taken_away_while_jobs_run(make: Make) -> None:
     c = make(policy="fifo", network=None)
     c.pass_s(2.0)
-    (job,) = c.submit(GANG)
-    c.pass_s(2.0)
+    (job,) = c.submit(GANG, then_s=2.0)
     assert c.engine.network(c.now).network is None
     from plait.network.topology.declared import read_network
 
@@ -412,8 +404,7 @@ def test_a_network_can_be_declared_and_taken_away_while_jobs_run(make: Make) -> 
 
 def test_a_cluster_without_network_has_no_word_of_it_in_its_log_or_snapshot(make: Make) -> None:
     c = make(policy="fifo", network=None)
-    (job,) = c.submit(GANG)
-    c.pass_s(3.0)
+    (job,) = c.submit(GANG, then_s=3.0)
     assert c.state(job) == "running"
     assert "network" not in c.engine.state.to_json()
     assert grants(c, job) == []
@@ -426,8 +417,7 @@ def test_a_queue_with_grants_is_played_forward(make: Make) -> None:
     c = make(policy="fifo:ina=esa")
     c.pass_s(2.0)
     job = {**GANG, "iterations": 100, "profile": {"gpu": 0.1, "network": 0.05}}
-    c.submit(job, job, job)
-    c.pass_s(3.0)
+    c.submit(job, job, job, then_s=3.0)
     found = foresee(json.loads(json.dumps(c.engine.state_for_forecast(c.now)())))
     ends = [found.raw.etas[number].end.middle_s for number in (0, 1, 2)]
     assert 0 < max(ends[:2]) < ends[2]
@@ -455,10 +445,8 @@ def test_netpack_places_live_jobs_under_one_switch(make: Make) -> None:
     for policy in ("tiresias-l:ina=esa", "tiresias-l:placement=netpack,ina=esa"):
         c = make(policy=policy)
         c.pass_s(2.0)
-        (single,) = c.submit({"gpus": 1, "iterations": 1000})
-        c.pass_s(3.0)
-        (job,) = c.submit({**GANG, "profile": {"gpu": 0.1, "network": 0.05}})
-        c.pass_s(3.0)
+        (single,) = c.submit({"gpus": 1, "iterations": 1000}, then_s=3.0)
+        (job,) = c.submit({**GANG, "profile": {"gpu": 0.1, "network": 0.05}}, then_s=3.0)
         assert {c.state(single), c.state(job)} == {"running"}
         nodes = {n.info.id for n in c.nodes if n.answer and any(run.job == job for run in n.answer.attempts)}
         found[policy] = nodes, grants(c, job)[0].switch_name

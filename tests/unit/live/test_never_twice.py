@@ -278,8 +278,7 @@ def contents(folder: Path) -> set[str]:
 
 def test_a_leader_that_slept_leaves_alone_what_its_successor_has_started(cluster: Make) -> None:
     c = cluster((1,))
-    first, second = c.submit({}, {})
-    c.pass_s(3)
+    first, second = c.submit({}, {}, then_s=3)
     assert (c.state(first), c.state(second)) == ("running", "waiting")
     c.now += 1.0
     c.submit({"gpus": 1})
@@ -303,11 +302,9 @@ def test_a_leader_that_slept_leaves_alone_what_its_successor_has_started(cluster
 
 def test_a_leader_that_sleeps_before_it_fences_sets_no_epoch_back(cluster: Make) -> None:
     c = cluster((1,))
-    (job,) = c.submit({})
-    c.pass_s(2)
+    (job,) = c.submit({}, then_s=2)
     late = Fences(c.engine.layout)
-    c.nodes[0].end(job, 75, steps=1.0)
-    c.pass_s(3)
+    c.nodes[0].end(job, 75, steps=1.0, then_s=3)
     folder = c.engine.layout.job(job)
     before = contents(folder)
     assert c.engine.layout.epoch_file(job).read_text() == "2\n"
@@ -375,8 +372,7 @@ def test_a_folder_that_stays_unwritable_fails_its_job_unless_the_disk_is_full(
 
     monkeypatch.setattr(Fences, "write", refuses)
     make_private(c.engine.layout.job(0).parent)  # that of all jobs is in order
-    c.submit({"gpus": 2, "retries": None}, {"gpus": 2})
-    c.pass_s(8)
+    c.submit({"gpus": 2, "retries": None}, {"gpus": 2}, then_s=8)
     assert c.state(0) == "starting"  # a fault that passes in some seconds is no end
     c.pass_s(80)
     assert (c.state(0), c.state(1)) == (state, "waiting" if state == "starting" else "running")
@@ -404,12 +400,10 @@ def test_a_folder_of_another_job_is_put_aside_even_if_the_first_attempt_ended_be
 def test_a_restart_of_a_job_asks_the_store_nothing(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the store answers late, or not at all, ends a service that leads."""
     c = cluster()
-    (job,) = c.submit({})
-    c.pass_s(2)
+    (job,) = c.submit({}, then_s=2)
     monkeypatch.setattr(Store, "reading", None)
     for _ in range(3):
-        c.nodes[0].end(job, 75, steps=1.0)
-        c.pass_s(3)
+        c.nodes[0].end(job, 75, steps=1.0, then_s=3)
     assert c.nodes[0].jobs() == {job}
     assert c.engine.layout.epoch_file(job).read_text() == "4\n"
 
@@ -419,8 +413,7 @@ def test_the_epoch_of_the_first_attempt_is_kept_and_without_it_a_folder_is_its_j
     (job,) = c.submit({})
     Fences(c.engine.layout).write(job, 7, 0)
     c.pass_s(2)
-    c.nodes[0].end(job, 75, steps=1.0)
-    c.pass_s(3)
+    c.nodes[0].end(job, 75, steps=1.0, then_s=3)
     record = c.engine.state.jobs[job]
     assert (record.first_epoch, record.epoch) == (8, 9)
     kept = record.to_json()
@@ -429,8 +422,7 @@ def test_the_epoch_of_the_first_attempt_is_kept_and_without_it_a_folder_is_its_j
 
 def test_a_disk_that_fails_at_a_restart_stops_no_job_that_runs(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     c = cluster((2,))
-    (job,) = c.submit({})
-    c.pass_s(2)
+    (job,) = c.submit({}, then_s=2)
     assert c.nodes[0].jobs() == {job}
 
     full, write = True, Fences.write
@@ -442,8 +434,7 @@ def test_a_disk_that_fails_at_a_restart_stops_no_job_that_runs(cluster: Make, mo
 
     monkeypatch.setattr(Fences, "write", fence)
     c.restart()
-    (other,) = c.submit({})
-    c.pass_s(3)
+    (other,) = c.submit({}, then_s=3)
     assert c.nodes[0].jobs() == {job}  # the new one is not begun before its fence is up
     assert c.engine.explain(other, c.now).summary == "no space left on device; waits until its folder can be written"
     full = False

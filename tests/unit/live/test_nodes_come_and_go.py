@@ -69,8 +69,7 @@ def go(node: Leaver) -> None:
 
 
 def test_a_notice_moves_jobs_with_a_checkpoint_within_it_and_without_charge(cluster: Cluster) -> None:
-    (job,) = cluster.submit({"gpus": 2, "retries": 0})
-    cluster.pass_s(1.1)
+    (job,) = cluster.submit({"gpus": 2, "retries": 0}, then_s=1.1)
     node = place(cluster, job)
     node.report(job, steps=7.0)
     node.obeys, node.leaving_s = False, 12.5
@@ -93,8 +92,7 @@ def test_a_notice_moves_jobs_with_a_checkpoint_within_it_and_without_charge(clus
 
 @pytest.mark.parametrize("pid", [100, 0], ids=["a process that stopped at once", "an attempt that was declined"])
 def test_a_notice_that_comes_with_the_ends_of_processes_charges_nobody(cluster: Cluster, pid: int) -> None:
-    (job,) = cluster.submit({"retries": 0})
-    cluster.pass_s(1.1)
+    (job,) = cluster.submit({"retries": 0}, then_s=1.1)
     node = place(cluster, job)
     node.end(job, PREEMPTED, pid=pid, reason="the node leaves")
     node.leaving_s = 20.0
@@ -108,8 +106,7 @@ def test_a_notice_that_comes_with_the_ends_of_processes_charges_nobody(cluster: 
 
 
 def test_a_failure_that_comes_with_a_notice_stays_one(cluster: Cluster) -> None:
-    (job,) = cluster.submit({"retries": 0})
-    cluster.pass_s(1.1)
+    (job,) = cluster.submit({"retries": 0}, then_s=1.1)
     node = place(cluster, job)
     node.end(job, 1)
     node.leaving_s = 20.0
@@ -119,8 +116,7 @@ def test_a_failure_that_comes_with_a_notice_stays_one(cluster: Cluster) -> None:
 
 
 def test_the_usual_grace_is_not_made_longer_by_a_long_notice(cluster: Cluster) -> None:
-    (job,) = cluster.submit({})
-    cluster.pass_s(1.1)
+    (job,) = cluster.submit({}, then_s=1.1)
     node = place(cluster, job)
     node.obeys, node.leaving_s = False, 1e5
     node.sync()
@@ -139,8 +135,7 @@ def test_a_leaving_node_gets_no_new_work_and_says_so_again_after_a_restart(clust
     assert isinstance(node, Leaver)
     node.leaving_s = 30.0
     cluster.pass_s(0.6)
-    jobs = cluster.submit(*[{} for _ in range(4)])
-    cluster.pass_s(2.2)
+    jobs = cluster.submit(*[{} for _ in range(4)], then_s=2.2)
     assert not node.jobs()
     assert [cluster.state(job) for job in jobs].count("running") == 2
     cluster.restart()
@@ -150,8 +145,7 @@ def test_a_leaving_node_gets_no_new_work_and_says_so_again_after_a_restart(clust
 
 
 def test_a_restart_in_the_middle_of_a_notice_keeps_its_grace(cluster: Cluster) -> None:
-    (job,) = cluster.submit({})
-    cluster.pass_s(1.1)
+    (job,) = cluster.submit({}, then_s=1.1)
     node = place(cluster, job)
     node.obeys, node.leaving_s = False, 9.0
     node.sync()
@@ -172,8 +166,7 @@ def test_late_words_do_not_bring_a_node_back_but_another_agent_does(cluster: Clu
     node.agent, node.leaving_s, node.obeys = "another", None, True
     cluster.pass_s(1.1)
     assert shown(cluster)["n0"] == "ready"
-    jobs = cluster.submit({}, {}, {}, {})
-    cluster.pass_s(2.2)
+    jobs = cluster.submit({}, {}, {}, {}, then_s=2.2)
     assert all(cluster.state(job) == "running" for job in jobs)
 
 
@@ -195,8 +188,7 @@ def test_a_drained_node_that_leaves_and_comes_back_is_still_drained(cluster: Clu
 
 
 def test_what_a_backend_says_is_believed_only_of_a_silent_node(cluster: Cluster) -> None:
-    (job,) = cluster.submit({})
-    cluster.pass_s(1.1)
+    (job,) = cluster.submit({}, then_s=1.1)
     node = place(cluster, job)
     cluster.engine.node_gone(node.info.id, "its machine is off", cluster.now)
     cluster.pass_s(1.1)
@@ -248,8 +240,7 @@ def test_a_drained_node_can_be_forgotten_once_its_agent_is_silent(cluster: Clust
 
 
 def test_a_node_with_a_job_that_nobody_replaced_is_kept_until_it_is_dead_for_certain(cluster: Cluster) -> None:
-    (job,) = cluster.submit({"gpus": 4})
-    cluster.pass_s(1.1)
+    (job,) = cluster.submit({"gpus": 4}, then_s=1.1)
     cluster.pass_s(cluster.options.lost_s + 1, silent=["n0"])
     assert shown(cluster)["n0"] == "lost"
     with pytest.raises(Conflict, match="j-0"):
@@ -268,15 +259,13 @@ def test_a_forgotten_name_may_come_back_with_other_hardware(cluster: Cluster) ->
     go(cluster.nodes.pop(0))  # type: ignore[arg-type]
     cluster.engine.forget_node("n0", cluster.now)
     cluster.nodes.append(Leaver(cluster, "n0", 5))
-    (job,) = cluster.submit({"gpus": 5})
-    cluster.pass_s(2.2)
+    (job,) = cluster.submit({"gpus": 5}, then_s=2.2)
     assert shown(cluster) == {"n1": "ready", "n0": "ready"}
     assert cluster.state(job) == "running"
 
 
 def test_a_cluster_whose_nodes_come_and_go_does_not_grow(cluster: Cluster) -> None:
-    jobs = cluster.submit(*[{} for _ in range(3)])
-    cluster.pass_s(1.1)
+    jobs = cluster.submit(*[{} for _ in range(3)], then_s=1.1)
     for i in range(8):
         cluster.nodes.append(Leaver(cluster, f"spot-{i}", 2))
         cluster.pass_s(1.1)
@@ -320,8 +309,7 @@ def test_places_of_forgotten_nodes_are_taken_by_nodes_of_their_size() -> None:
 
 
 def test_a_drained_node_shows_that_its_job_is_stopping(cluster: Cluster) -> None:
-    (job,) = cluster.submit({})
-    cluster.pass_s(1.1)
+    (job,) = cluster.submit({}, then_s=1.1)
     node = place(cluster, job)
     assert next(n for n in cluster.engine.nodes(cluster.now) if n.id == node.info.id).job_states == {}
     node.obeys = False

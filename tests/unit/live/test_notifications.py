@@ -98,8 +98,7 @@ def end(cluster: Cluster, job: int, exit_code: int = 0, **more: Any) -> None:
 def test_each_event_of_a_job_is_told_once(cluster: Make) -> None:
     world = World(cluster([2]))
     c, follower = world.cluster, world.follower()
-    done, fails, waits = c.submit({}, {"retries": 1, "name": "net"}, {"gpus": 2})
-    c.pass_s(3.0)
+    done, fails, waits = c.submit({}, {"retries": 1, "name": "net"}, {"gpus": 2}, then_s=3.0)
     end(c, fails, 1, reason="boom 1")  # is retried, which nobody has to know
     end(c, fails, 2, reason="boom 2")
     end(c, done)
@@ -120,14 +119,12 @@ def test_each_event_of_a_job_is_told_once(cluster: Make) -> None:
 def test_a_preemption_is_told_with_the_job_it_is_for_and_a_requeue_is_none(cluster: Make) -> None:
     world = World(cluster([1], policy="srsf"))
     c, follower = world.cluster, world.follower(events=("preempted",))
-    (long,) = c.submit({"iterations": 1e6, "profile": {"gpu": 1.0}})
-    c.pass_s(3.0)
+    (long,) = c.submit({"iterations": 1e6, "profile": {"gpu": 1.0}}, then_s=3.0)
     c.engine.requeue(long, c.now, by="ann", may_lose_work=True)
     c.pass_s(5.0)
     follower.follow()
     assert world.sent == []
-    (short,) = c.submit({"iterations": 10, "profile": {"gpu": 1.0}}, owner="bob")
-    c.pass_s(5.0)
+    (short,) = c.submit({"iterations": 10, "profile": {"gpu": 1.0}}, owner="bob", then_s=5.0)
     follower.follow()
     assert world.sent == [(f"j-{long}", "preempted")]
     assert f"for j-{short} of bob" in world.inbox[0].reason
@@ -136,12 +133,10 @@ def test_a_preemption_is_told_with_the_job_it_is_for_and_a_requeue_is_none(clust
 def test_the_warning_before_a_time_limit_is_told(cluster: Make) -> None:
     world = World(cluster([1]))
     c, follower = world.cluster, world.follower(events=("time-limit",))
-    (job,) = c.submit({"time_limit_s": 10.0, "signal_s": 4.0})
-    c.pass_s(2.2)
+    (job,) = c.submit({"time_limit_s": 10.0, "signal_s": 4.0}, then_s=2.2)
     c.nodes[0].obeys = False
     for held_s in (3.0, 7.0):
-        c.nodes[0].report(job, held_s=held_s)
-        c.pass_s(4.0)
+        c.nodes[0].report(job, held_s=held_s, then_s=4.0)
     follower.follow()
     assert world.sent == [(f"j-{job}", "time-limit")]
     assert world.inbox[0].reason == "is asked to stop for its time limit of 10.0 s (--time)"
@@ -184,8 +179,7 @@ def test_channels_choose_by_event_user_project_and_the_jobs_own_wish(
     world = World(cluster(channels=("mail",)))
     c, follower = world.cluster, world.follower(**choice)
     c.engine.set_project("vision", gpu_quota=None, weight=1.0, now_s=c.now)
-    (job,) = c.submit(request_)
-    c.pass_s(2.0)
+    (job,) = c.submit(request_, then_s=2.0)
     end(c, job)
     follower.follow()
     assert ((f"j-{job}", "finished") in world.sent) == expected
@@ -194,8 +188,7 @@ def test_channels_choose_by_event_user_project_and_the_jobs_own_wish(
 def test_failed_tries_are_repeated_with_longer_pauses_and_in_order(cluster: Make) -> None:
     world = World(cluster(), failures=4)
     c, follower = world.cluster, world.follower(events=("started", "finished"))
-    (job,) = c.submit({})
-    c.pass_s(2.0)
+    (job,) = c.submit({}, then_s=2.0)
     end(c, job)
     world.deliver(follower)
     assert world.pauses == pytest.approx([1.0, 2.0, 4.0, 8.0, 0.0])
@@ -206,8 +199,7 @@ def test_failed_tries_are_repeated_with_longer_pauses_and_in_order(cluster: Make
 def test_a_notification_that_never_arrives_is_given_up_with_an_entry_in_the_log(cluster: Make) -> None:
     world = World(cluster(), failures=10**6)
     c, follower = world.cluster, world.follower(events=("started",))
-    job, other = c.submit({}, {})
-    c.pass_s(2.0)
+    job, other = c.submit({}, {}, then_s=2.0)
     began = c.now
     world.deliver(follower)
     given_up = world.undelivered()
@@ -233,8 +225,7 @@ def test_a_notification_that_cannot_arrive_delays_no_other_one(
 ) -> None:
     world = World(cluster())
     c, follower = world.cluster, world.follower(events=("started",))
-    job, other = c.submit({}, {})
-    c.pass_s(2.0)
+    job, other = c.submit({}, {}, then_s=2.0)
     send = world.send
 
     def refusing(notice: notifications.Notice) -> None:
@@ -256,8 +247,7 @@ def test_an_entry_that_cannot_be_understood_delays_no_later_one(cluster: Make, m
     world = World(cluster())
     c, follower = world.cluster, world.follower()
     monkeypatch.setitem(notifications._EVENTS, "AttemptBegan", broken)
-    (job,) = c.submit({})
-    c.pass_s(2.0)
+    (job,) = c.submit({}, then_s=2.0)
     end(c, job)
     follower.follow()
     assert world.sent == [(f"j-{job}", "finished")]
@@ -284,8 +274,7 @@ def test_a_restart_sends_nothing_twice_and_loses_nothing_silently(cluster: Make,
 
     world = World(cluster())
     c, follower = world.cluster, world.follower(events=("started",))
-    (job,) = c.submit({})
-    c.pass_s(2.0)
+    (job,) = c.submit({}, then_s=2.0)
 
     def die(notice: notifications.Notice) -> None:
         world.inbox.append(notice)
@@ -315,8 +304,7 @@ def test_a_restart_sends_nothing_twice_and_loses_nothing_silently(cluster: Make,
 def test_a_service_that_was_replaced_sends_nothing(cluster: Make) -> None:
     world = World(cluster())
     c, follower = world.cluster, world.follower()
-    c.submit({})
-    c.pass_s(2.0)
+    c.submit({}, then_s=2.0)
     c.store.term = -1  # another leader has raised the term since
     with pytest.raises(StoreError):
         follower.follow()
@@ -338,8 +326,7 @@ def test_a_channel_that_is_new_tells_nothing_of_the_past(cluster: Make) -> None:
 def test_a_changed_choice_tells_nothing_of_what_was_passed(cluster: Make, ends: str) -> None:
     world = World(cluster())
     c, follower = world.cluster, world.follower(events=("failed",))
-    c.submit({})
-    c.pass_s(2.0)
+    c.submit({}, then_s=2.0)
     follower.follow()
     if ends == "with the service":
         world.ends = True
@@ -355,8 +342,7 @@ def test_a_changed_choice_tells_nothing_of_what_was_passed(cluster: Make, ends: 
 def test_a_changed_choice_skips_none_of_an_entry_that_is_half_sent(cluster: Make) -> None:
     world = World(cluster([2]))
     c, follower = world.cluster, world.follower(events=("cancelled",))
-    (first,), (second,) = c.submit({}, owner="bob"), c.submit({}, owner="ann")
-    c.pass_s(2.0)
+    (first,), (second,) = c.submit({}, owner="bob"), c.submit({}, owner="ann", then_s=2.0)
     c.engine.context.record(JobCancelled(c.now, np.array([first, second]), "bob"))
     c.pass_s(2.0)
     send = world.send
@@ -601,8 +587,7 @@ def without_ann(world: World) -> tuple[Callable[[notifications.Notice], None], s
 def test_what_cannot_reach_one_user_delays_no_other_one(cluster: Make, restarts: bool) -> None:
     world = World(cluster([3]))
     c, follower = world.cluster, world.follower(events=("started", "finished"))
-    (first,), (second,) = c.submit({}, owner="ann"), c.submit({}, owner="ben")
-    c.pass_s(2.0)
+    (first,), (second,) = c.submit({}, owner="ann"), c.submit({}, owner="ben", then_s=2.0)
     not_to_ann, away = without_ann(world)
 
     def served() -> notifications.Follower:
@@ -631,8 +616,7 @@ def test_what_cannot_reach_one_user_delays_no_other_one(cluster: Make, restarts:
 def test_a_user_who_cannot_be_reached_has_one_try_at_a_time(cluster: Make, old: bool) -> None:
     world = World(cluster([5]), failures=10**6)
     c, follower = world.cluster, world.follower(events=("started",))
-    jobs = c.submit(*[{}] * 5)
-    c.pass_s(2.0)
+    jobs = c.submit(*[{}] * 5, then_s=2.0)
     c.now += notifications.GIVE_UP_S * old
     follower.follow()
     assert (world.tries, len(world.undelivered())) == (1, int(old))
@@ -676,8 +660,7 @@ def test_late_notifications_of_one_user_are_bounded(cluster: Make, monkeypatch: 
     world = World(cluster([8]))
     c, follower = world.cluster, world.follower(events=("started",))
     jobs = c.submit(*[{}] * 4, owner="ann")
-    others = c.submit({}, {}, owner="ben")
-    c.pass_s(2.0)
+    others = c.submit({}, {}, owner="ben", then_s=2.0)
     not_to_ann, away = without_ann(world)
 
     follower.channel = notifications.NotificationChannel("mail", not_to_ann, ("started",))
@@ -694,8 +677,7 @@ def test_late_notifications_of_one_user_are_bounded(cluster: Make, monkeypatch: 
 def test_late_notifications_outlive_a_crash_though_their_place_is_not_stored(cluster: Make) -> None:
     world = World(cluster([3]), failures=1)
     c, follower = world.cluster, world.follower(events=("started",))
-    jobs = c.submit({}, {}, {}, owner="ann")
-    c.pass_s(2.0)
+    jobs = c.submit({}, {}, {}, owner="ann", then_s=2.0)
     stored = c.store.fact("notified mail")
     follower.follow()
     assert len(follower._late) == 3

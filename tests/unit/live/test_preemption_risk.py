@@ -26,8 +26,7 @@ def risk(c: Cluster, job: int) -> PreemptionRisk:
 
 def test_jobs_ahead_are_named_with_the_time_until_they_may_stop_it(cluster: Make) -> None:
     c = cluster([1], policy="srsf")
-    (long,) = c.submit({"iterations": 1e6, "profile": {"gpu": 1.0}})
-    c.pass_s(3.0)
+    (long,) = c.submit({"iterations": 1e6, "profile": {"gpu": 1.0}}, then_s=3.0)
     alone = risk(c, long)
     assert (alone.possible, alone.ahead) == (True, [])
     assert alone.text.startswith("no waiting job stands before it in the order; a new one")
@@ -55,28 +54,23 @@ def test_a_job_that_is_never_stopped_for_others_has_the_reason(
     cluster: Make, policy: str, saves: str, text: str
 ) -> None:
     c = cluster([1], policy=policy)
-    (job,) = c.submit({})
-    c.pass_s(2.0)
-    c.nodes[0].report(job, saves=saves)
-    c.pass_s(12.0)
+    (job,) = c.submit({}, then_s=2.0)
+    c.nodes[0].report(job, saves=saves, then_s=12.0)
     assert (risk(c, job).possible, risk(c, job).text) == (False, text)
 
 
 def test_a_job_that_waits_has_no_risk(cluster: Make) -> None:
     c = cluster([1])
-    _, waits = c.submit({}, {})
-    c.pass_s(2.0)
+    _, waits = c.submit({}, {}, then_s=2.0)
     assert c.engine.explain(waits, c.now).preemption is None
 
 
 def test_a_waiting_job_has_the_time_when_it_goes_first_because_of_its_wait(cluster: Make) -> None:
     c = cluster([1], policy="plait:wait_lengths=2,group=off", lost_s=1e5, lease_s=5e4)
     c.engine.set_project("nlp", gpu_quota=1, weight=1.0, now_s=c.now)
-    (holds,) = c.submit({"iterations": 100, "profile": {"gpu": 1.0}, "priority": 1.0})
-    c.pass_s(2.0)
+    (holds,) = c.submit({"iterations": 100, "profile": {"gpu": 1.0}, "priority": 1.0}, then_s=2.0)
     c.nodes[0].report(holds, saves="nothing", held_s=800.0)  # so that none goes before it
-    (waits,) = c.submit({"iterations": 400, "profile": {"gpu": 1.0}, "project": "nlp"})
-    c.pass_s(2.0)
+    (waits,) = c.submit({"iterations": 400, "profile": {"gpu": 1.0}, "project": "nlp"}, then_s=2.0)
     found = c.engine.explain(waits, c.now)
     bound = "it has waited 2 times its length of about 6 min 40 s, and at least 10 min 0 s"
     bound += ", but after jobs of a higher class and the quota of project nlp"
@@ -98,18 +92,15 @@ def test_a_waiting_job_has_the_time_when_it_goes_first_because_of_its_wait(clust
 )
 def test_other_bounds_on_waiting_are_named_too(cluster: Make, policy: str, first: str | None) -> None:
     c = cluster([1], policy=policy)
-    _, waits = c.submit({}, {})
-    c.pass_s(2.0)
+    _, waits = c.submit({}, {}, then_s=2.0)
     assert c.engine.explain(waits, c.now).first == first
 
 
 def test_of_many_jobs_past_the_bound_some_are_not_among_the_first(cluster: Make) -> None:
     c = cluster([1], policy="plait:group=off", lost_s=1e5, lease_s=5e4)
-    (holds,) = c.submit({"iterations": 9999, "profile": {"gpu": 1.0}})
-    c.pass_s(2.0)
+    (holds,) = c.submit({"iterations": 9999, "profile": {"gpu": 1.0}}, then_s=2.0)
     c.nodes[0].report(holds, saves="nothing")
-    waiting = c.submit(*({"iterations": 10, "profile": {"gpu": 1.0}} for _ in range(2)))
-    c.pass_s(2.0)
+    waiting = c.submit(*({"iterations": 10, "profile": {"gpu": 1.0}} for _ in range(2)), then_s=2.0)
     c.now += 800.0
     c.pass_s(1.0)
     first, later = (c.engine.explain(job, c.now).first for job in waiting)
@@ -128,8 +119,7 @@ OPTIONS = {"most_gpus": ANY_SIZE, "estimate_s": 1.0}
 def trained(c: Cluster, var: float, **more: Any) -> ClusterFigures:
     """A job that may have 16 GPUs has measured itself on 8; what the service says a few decisions later."""
     batch = {"initial": 128, "most": 4096, "least_local": 32, "most_local": 1024}
-    c.submit({"batch": batch, "max_gpus": 16, **more})
-    c.pass_s(2.0)
+    c.submit({"batch": batch, "max_gpus": 16, **more}, then_s=2.0)
     c.nodes[0].report(0, adaptive=Adaptive(10.0, 1e6, 128.0, [*THETA, 1.0, var, 8.0, 1.0], LIMITS), steps=4.0)
     c.pass_s(62.0)
     return c.engine.status(c.now)
@@ -140,12 +130,10 @@ def test_a_policy_that_autoscales_says_how_many_and_why(cluster: Make) -> None:
     status = trained(c, 1e6)
     assert (status.wanted.gpus, status.wanted.by) == (8, "policy")
     assert status.wanted.why.startswith("1 job that adapts uses 1 node at ")
-    c.submit({"gpus": 4})
-    c.pass_s(2.0)
+    c.submit({"gpus": 4}, then_s=2.0)
     assert c.engine.status(c.now).gpus.wanted == 8
     c.engine.set_project("small", gpu_quota=4, weight=1.0, now_s=c.now)  # a policy within quotas is asked all the same
-    c.submit({"gpus": 4, "project": "small"}, {"gpus": 4, "project": "small"})
-    c.pass_s(2.0)
+    c.submit({"gpus": 4, "project": "small"}, {"gpus": 4, "project": "small"}, then_s=2.0)
     assert c.engine.status(c.now).gpus.wanted == 12  # fewest GPUs of all whom quotas let pass
 
 

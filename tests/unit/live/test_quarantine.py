@@ -177,8 +177,7 @@ ODD_SEEN = [
 
 def test_a_report_that_cannot_be_read_fails_its_job_and_no_other(tmp_path: Path) -> None:
     c = Cluster(tmp_path, (9,))
-    jobs = c.submit(*[{"retries": 0}] * (len(ODD_SEEN) + 1))
-    c.pass_s(3.0)
+    jobs = c.submit(*[{"retries": 0}] * (len(ODD_SEEN) + 1), then_s=3.0)
     assert c.nodes[0].jobs() == set(jobs)
     data = json.loads(json.dumps(wire.to_json(c.nodes[0].observed())))
     for one, odd in zip(data["attempts"], ODD_SEEN, strict=False):
@@ -198,8 +197,7 @@ def test_a_node_of_another_size_joins_whatever_a_process_of_the_old_one_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     c = Cluster(tmp_path, (2,))
-    odd, other = c.submit({"retries": 0}, {"retries": 0})
-    c.pass_s(3.0)
+    odd, other = c.submit({"retries": 0}, {"retries": 0}, then_s=3.0)
 
     def broken(ctx: Context, job: JobRecord, attempt: Attempt, seen: wire.Seen) -> None:
         if seen.job == odd:
@@ -216,14 +214,11 @@ def test_a_node_of_another_size_joins_whatever_a_process_of_the_old_one_says(
 
 def test_numbers_of_a_report_are_never_more_than_a_store_holds(tmp_path: Path) -> None:
     c = Cluster(tmp_path, (1,))
-    (job,) = c.submit({"retries": 0})
-    c.pass_s(3.0)
+    (job,) = c.submit({"retries": 0}, then_s=3.0)
     odd = {"held_s": 1e308, "first_step_s": 1e308, "last_step_s": math.nan, "ended_s_ago": 1e308, "steps": 1e308,
            "pid": 10**30, "profile": wire.Profile([1e308] * 4, 1e308, 10**30), "checkpoint_age_s": 1e308}  # fmt: skip
-    c.nodes[0].report(job, **odd)
-    c.pass_s(3.0)
-    c.nodes[0].end(job, 10**30, reason="x" * 800_000)
-    c.pass_s(3.0)
+    c.nodes[0].report(job, **odd, then_s=3.0)
+    c.nodes[0].end(job, 10**30, reason="x" * 800_000, then_s=3.0)
     stored = c.stored(job)
     assert stored.row.state == "failed"
     assert len(stored.row.reason) < 3000
@@ -233,12 +228,9 @@ def test_numbers_of_a_report_are_never_more_than_a_store_holds(tmp_path: Path) -
 
 def test_a_first_step_that_a_job_cannot_have_made_is_no_cost_of_starts(tmp_path: Path) -> None:
     c = Cluster(tmp_path, (1,))
-    (job,) = c.submit({})
-    c.pass_s(3.0)
-    c.nodes[0].report(job, held_s=5.0, first_step_s=1e9, last_step_s=1e9, steps=3.0)
-    c.pass_s(1.0)
-    c.nodes[0].end(job)
-    c.pass_s(1.0)
+    (job,) = c.submit({}, then_s=3.0)
+    c.nodes[0].report(job, held_s=5.0, first_step_s=1e9, last_step_s=1e9, steps=3.0, then_s=1.0)
+    c.nodes[0].end(job, then_s=1.0)
     record = c.engine.state.record
     assert max([*record.starts_s, *record.tails_s], default=0.0) < 100
     columns = c.controller.job_store.columns  # type: ignore[union-attr]

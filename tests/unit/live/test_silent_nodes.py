@@ -33,8 +33,7 @@ def folded(cluster: Cluster) -> State:
 
 
 def test_a_new_job_goes_elsewhere_than_to_a_half_free_silent_node(cluster: Cluster) -> None:
-    (first,) = cluster.submit({})
-    cluster.pass_s()
+    (first,) = cluster.submit({}, then_s=1.1)
     silent = where(cluster, first)
     cluster.pass_s(5.0, silent=[silent])
     (second,) = cluster.submit({})
@@ -55,8 +54,7 @@ def test_a_new_job_goes_elsewhere_than_to_a_half_free_silent_node(cluster: Clust
 
 def test_a_job_that_was_to_move_to_a_node_that_falls_silent_goes_elsewhere(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, nodes=(1, 1, 1), lost_s=300.0, lease_s=240.0)
-    (job,) = cluster.submit({})
-    cluster.pass_s()
+    (job,) = cluster.submit({}, then_s=1.1)
     old = next(node for node in cluster.nodes if job in node.jobs())
     old.obeys = False
     cluster.engine.drain(old.info.id, cluster.now)
@@ -75,8 +73,7 @@ def test_a_job_that_was_to_move_to_a_node_that_falls_silent_goes_elsewhere(tmp_p
 
 
 def test_the_log_and_a_restart_know_of_a_silent_node(cluster: Cluster) -> None:
-    (job,) = cluster.submit({})
-    cluster.pass_s()
+    (job,) = cluster.submit({}, then_s=1.1)
     silent = where(cluster, job)
     cluster.pass_s(5.0, silent=[silent])
     state = folded(cluster)
@@ -108,6 +105,5 @@ def test_a_drained_node_that_is_silent_comes_back_drained(cluster: Cluster) -> N
     assert folded(cluster).node_rows() == cluster.engine.state.node_rows(), "a snapshot has what the log says"
     cluster.pass_s(1.0)
     assert {n.id: n.state for n in cluster.engine.nodes(cluster.now)}["n0"] == "drained"
-    jobs = cluster.submit({}, {}, {})
-    cluster.pass_s(2.0)
+    jobs = cluster.submit({}, {}, {}, then_s=2.0)
     assert [cluster.state(job) for job in jobs] == ["running", "running", "waiting"]

@@ -302,8 +302,7 @@ def test_the_file_is_for_its_owner_alone_and_the_passwords_of_urls_are_not_told(
 
 def test_backup_while_in_use_and_back(tmp_path: Path) -> None:
     c = Cluster(tmp_path / "home")
-    c.submit({}, {})
-    c.pass_s()
+    c.submit({}, {}, then_s=1.1)
     with pytest.raises(InputError, match="its name is too long"):
         c.store.backup(tmp_path / ("x" * 300))
     assert list(tmp_path.glob(".x*.part")) == []
@@ -328,8 +327,7 @@ def test_backup_while_in_use_and_back(tmp_path: Path) -> None:
 
 def test_verify_finds_what_was_changed(tmp_path: Path) -> None:
     c = Cluster(tmp_path)
-    c.submit({})
-    c.pass_s()
+    c.submit({}, then_s=1.1)
     assert replay(stored_rows(c.store)).difference is None
     assert c.types().count("ReplanDue") >= 1
     with c.store._engine.begin() as connection:
@@ -509,8 +507,7 @@ def keep_snapshot(c: Cluster) -> None:
 
 def test_a_flipped_bit_in_any_column_of_any_row_is_found_and_named(cluster: Make) -> None:
     c = cluster((2, 1))
-    c.submit({"name": "α"}, {"gpus": 2, "command": ["python", "train.py", "\U0001f600"]}, {})
-    c.pass_s(30)
+    c.submit({"name": "α"}, {"gpus": 2, "command": ["python", "train.py", "\U0001f600"]}, {}, then_s=30)
     for name in ("ann", "bob"):
         c.store.add_token(Token(name * 20, name, name, "user", expires_s=5e9, node="n0"))
     c.store.revoke_token("bob")
@@ -716,8 +713,7 @@ def restarts(c: Cluster) -> list[str]:
 def test_the_log_has_each_start_of_a_service_and_of_an_agent_but_the_first(cluster: Make) -> None:
     c = cluster()
     c.engine.note_start()
-    c.submit({})
-    c.pass_s(2)
+    c.submit({}, then_s=2)
     assert restarts(c) == []
     c.nodes[0].agent, c.nodes[0].answer = "n0-b", None
     c.pass_s(3)
@@ -755,24 +751,20 @@ def test_agents_follow_the_service_of_a_store_that_was_put_back(cluster: Make) -
 def test_a_job_goes_on_above_every_epoch_that_its_folder_has_seen(cluster: Make) -> None:
     """An attempt below would be refused by its agent, and could not commit a checkpoint."""
     c = cluster()
-    (job,) = c.submit({})
-    c.pass_s(2)
+    (job,) = c.submit({}, then_s=2)
     c.store.backup(c.home / "copy.db")
     for _ in range(3):
-        c.nodes[0].end(job, 75, steps=1.0)
-        c.pass_s(3)
+        c.nodes[0].end(job, 75, steps=1.0, then_s=3)
     path = c.engine.layout.epoch_file(job)
     reached = int(path.read_text())
     assert reached > 2
     (path.parent / "checkpoints").mkdir()
     put_back(c)
-    c.nodes[0].end(job, 75)
-    c.pass_s(3)
+    c.nodes[0].end(job, 75, then_s=3)
     attempt = c.engine.state.jobs[job].live
     if attempt is not None and attempt.epoch == 1:  # what ran was of an attempt that the copy does not know
         c.nodes[0].seen[job, 1, 0] = c.nodes[0].seen.pop((job, 1, 0))
-        c.nodes[0].end(job, None, pid=0, reason="refused")
-        c.pass_s(3)
+        c.nodes[0].end(job, None, pid=0, reason="refused", then_s=3)
         attempt = c.engine.state.jobs[job].live
     assert attempt.epoch == reached + 1 == int(path.read_text())
     assert (path.parent / "checkpoints").is_dir()
@@ -781,8 +773,7 @@ def test_a_job_goes_on_above_every_epoch_that_its_folder_has_seen(cluster: Make)
 def test_a_new_job_never_finds_the_checkpoints_of_another_of_its_number(cluster: Make) -> None:
     c = cluster()
     c.store.backup(c.home / "copy.db")
-    (job,) = c.submit({})
-    c.pass_s(2)
+    (job,) = c.submit({}, then_s=2)
     kept = c.engine.layout.job(job) / "checkpoints" / "step-1000"
     kept.mkdir(parents=True)
     put_back(c)

@@ -66,8 +66,7 @@ def moving(tmp_path: Path) -> Iterator[Cluster]:
     c = Cluster(tmp_path, (2, 2), f"{__name__}:Sized", overlap_s=30.0)
     c.nodes = [SuccessorNode(c, f"n{i}", 2) for i in range(2)]
     c.pass_s(1)
-    c.submit({"gpus": 1, "min_gpus": 1, "max_gpus": 4})
-    c.pass_s(3)
+    c.submit({"gpus": 1, "min_gpus": 1, "max_gpus": 4}, then_s=3)
     for node in c.nodes:
         node.report(0, steps=5.0, step_s=0.1, first_step_s=1.0, last_step_s=2.0)
     c.pass_s(20)  # a policy lets it run for a while before it stops it
@@ -167,8 +166,7 @@ def test_nobody_waits_for_what_will_not_come(moving: Cluster, why: str) -> None:
     if why == "off":
         object.__setattr__(c.engine.context.options, "overlap_s", 0.0)
     if why == "unsaved":
-        c.nodes[0].report(0, saves="")
-        c.pass_s(1)
+        c.nodes[0].report(0, saves="", then_s=1)
     grow(c, 4, 1.0)
     if why == "late":
         c.pass_s(25)
@@ -208,8 +206,7 @@ def test_the_end_of_the_running_attempt_does_not_wait(moving: Cluster) -> None:
     """It fails while its next processes wait; these become the next attempt, which has their number and their GPUs."""
     c = moving
     grow(c, 3)
-    c.nodes[0].end(0, 1, reason="boom")
-    c.pass_s(2)
+    c.nodes[0].end(0, 1, reason="boom", then_s=2)
     assert (epochs(c), waiting(c)) == ({(2, False)}, [])
 
 
@@ -218,8 +215,7 @@ def test_a_rank_that_left_before_the_service_began_again_holds_up_no_move(moving
     grow(c, 2, 35)  # without successors, which are not ready
     assert epochs(c) == {(2, False)}
     c.nodes[0].report(0, steps=5.0, step_s=0.1, first_step_s=1.0, last_step_s=2.0)
-    c.nodes[0].end(0, 0, rank=1)
-    c.pass_s(3)
+    c.nodes[0].end(0, 0, rank=1, then_s=3)
     c.restart()
     c.pass_s(3)
     grow(c, 4, 5)

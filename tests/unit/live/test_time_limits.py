@@ -89,8 +89,7 @@ def test_the_warning_gives_the_job_until_its_limit(cluster: Make, exit_code: int
     run(c, 1.0, before_s=7.0)
     c.nodes[0].obeys = True
     c.nodes[0].report(0, saves="yes", checkpoint_steps=5.0, checkpoint_age_s=1.0)
-    c.nodes[0].end(0, exit_code)
-    c.pass_s(2.2)
+    c.nodes[0].end(0, exit_code, then_s=2.2)
     assert c.state(0) == state
     early = "ended 2.0 s before its time limit of 10.0 s (--time), at the warning (--signal); to go on from its "
     early += "checkpoint: plait clone j-0 --from-checkpoint"
@@ -102,8 +101,7 @@ def test_a_time_limit_lets_a_job_start_on_gpus_that_are_held_for_the_first_of_th
     cluster: Make, limit_s: float | None, state: str
 ) -> None:
     c = cluster((2,), jobs=[{"time_limit_s": 100.0}], then_s=2.2)
-    c.submit({"gpus": 2, "priority": 1.0}, {} if limit_s is None else {"time_limit_s": limit_s})
-    c.pass_s(2.2)
+    c.submit({"gpus": 2, "priority": 1.0}, {} if limit_s is None else {"time_limit_s": limit_s}, then_s=2.2)
     assert [c.state(job) for job in range(3)] == ["running", "waiting", state]
 
 
@@ -117,8 +115,7 @@ def test_a_job_that_ends_in_time_passes_jobs_that_do_not(cluster: Make, policy: 
     columns = c.controller.job_store.columns
     assert sorted([1, 2, 3, 5], key=lambda job: columns["position"][job]) == [1, 2, 3, 5]  # all have their place
     c.nodes[0].end(0)
-    c.nodes[0].end(4)
-    c.pass_s(2.2)
+    c.nodes[0].end(4, then_s=2.2)
     assert c.state(1) == "running"
 
 
@@ -170,8 +167,7 @@ def test_a_time_limit_is_changed_while_the_job_runs_until_it_is_reached(cluster:
     run(c, 1.0, before_s=14.0)
     with pytest.raises(Conflict, match=r"j-0 has reached its time limit and is being stopped; .* plait clone j-0"):
         c.engine.update(0, {"time_limit_s": 99.0}, c.now, by="ann")
-    c.nodes[0].end(0, PREEMPTED)
-    c.pass_s(2.2)
+    c.nodes[0].end(0, PREEMPTED, then_s=2.2)
     assert c.stored(0).row.reason == "time limit of 14.0 s (--time) reached"
 
 
@@ -251,8 +247,7 @@ def test_a_waiting_job_can_be_held_and_a_running_one_only_after_a_requeue(cluste
     c.pass_s(1.1)
     assert c.state(1) == "cancelled"
     c.engine.update(0, {"priority": 3.0}, c.now, by="ann")
-    c.nodes[0].end(2)
-    c.pass_s(2.2)
+    c.nodes[0].end(2, then_s=2.2)
     assert states(c) == ["waiting", "cancelled", "finished"]
 
 
@@ -281,8 +276,7 @@ def test_a_job_starts_when_its_time_has_come_even_if_nothing_else_happens(cluste
 def test_a_job_waits_for_another_one(cluster: Make, weight: float, field: str, end: str, state: str, why: str) -> None:
     c = cluster((2,), snapshot_weight=weight)
     c.submit({"retries": 0})
-    c.submit({field: ["j-0"]})
-    c.pass_s(2.2)
+    c.submit({field: ["j-0"]}, then_s=2.2)
     assert states(c) == ["running", "waiting"]
     assert reason(c, 1) == f"waits for j-0 (--{field.replace('_', '-')})"
     c.restart()
@@ -294,8 +288,7 @@ def test_a_job_waits_for_another_one(cluster: Make, weight: float, field: str, e
     assert states(c) == [end, state]
     assert reason(c, 1) == why
     if not why:  # it may be named when it has ended, too
-        (later,) = c.submit({field: ["j-0"]})
-        c.pass_s(2.2)
+        (later,) = c.submit({field: ["j-0"]}, then_s=2.2)
         assert c.state(later) == "running"
     else:
         with pytest.raises(InputError, match=re.escape(why)):
@@ -310,8 +303,7 @@ def test_chains_of_one_submission_name_each_other_and_fail_together(cluster: Mak
     c.pass_s(2.2)
     assert states(c) == ["running", "waiting", "waiting", "running", "waiting"]
     assert reason(c, 1) == "waits for j-2 (--after), j-0 (--after)"
-    c.nodes[0].end(3, 1)
-    c.pass_s(3.3)
+    c.nodes[0].end(3, 1, then_s=3.3)
     assert states(c) == ["running", "failed", "failed", "failed", "running"]
     assert reason(c, 1) == "j-2 has failed, so this job can never start (--after j-2)"
 

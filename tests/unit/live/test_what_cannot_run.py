@@ -38,8 +38,7 @@ def test_while_nodes_may_still_join_nobody_is_refused(cluster: Make) -> None:
 
 def test_a_job_may_wait_for_nodes_that_are_not_there(cluster: Make) -> None:
     c = cluster((2,), expect_gpus=2)
-    wide, small = c.submit({"gpus": 4, "wait_for_nodes": True}, {"gpus": 1})
-    c.pass_s(15.0)
+    wide, small = c.submit({"gpus": 4, "wait_for_nodes": True}, {"gpus": 1}, then_s=15.0)
     assert (c.state(wide), c.state(small)) == ("waiting", "running")
     assert c.engine.jobs([wide], c.now)[wide].reason.startswith("waits for more nodes: needs 4 GPUs")
     c.restart()
@@ -123,8 +122,7 @@ def test_other_failures_are_tried_again(
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_node_comes_back_with_another_number_of_gpus(cluster: Make, gpus: int, lost: bool) -> None:
     c = cluster((2,), lost_s=5.0, lease_s=3.0)
-    ran, waits = c.submit({"gpus": 1}, {"gpus": 2, "min_gpus": 1})
-    c.pass_s()
+    ran, waits = c.submit({"gpus": 1}, {"gpus": 2, "min_gpus": 1}, then_s=1.1)
     c.nodes.clear()  # plait down --stop-jobs; the service hears nothing of it any more
     c.pass_s(8.0 if lost else 1.0)
     c.restart()
@@ -133,8 +131,7 @@ def test_a_node_comes_back_with_another_number_of_gpus(cluster: Make, gpus: int,
     c.pass_s(6.0)
     assert [(n.id, n.gpus, n.state) for n in c.engine.nodes(c.now)] == [("n0", gpus, "ready")]
     assert c.state(ran) == "running"
-    c.nodes[0].end(ran)
-    c.pass_s(4.0)
+    c.nodes[0].end(ran, then_s=4.0)
     assert c.state(ran) == "finished"
     if gpus > 1:
         assert c.state(waits) == "running"
@@ -154,8 +151,7 @@ def test_a_drained_node_stays_drained_with_other_gpus(cluster: Make) -> None:
     c.pass_s(2.0)
     assert [(n.gpus, n.state) for n in c.engine.nodes(c.now)] == [(3, "drained")]
     c.engine.resume("n0", c.now)
-    (job,) = c.submit({"gpus": 3})
-    c.pass_s(3.0)
+    (job,) = c.submit({"gpus": 3}, then_s=3.0)
     assert c.state(job) == "running"
 
 
@@ -182,8 +178,7 @@ def test_a_job_of_more_memory_than_nodes_have_is_refused(cluster: Make) -> None:
 
 def test_a_job_may_be_of_class_auto_and_of_no_unknown_one(cluster: Make) -> None:
     c = cluster((2,))
-    (number,) = c.submit({"class": "auto"})
-    c.pass_s(1.0)
+    (number,) = c.submit({"class": "auto"}, then_s=1.0)
     assert c.controller.job_store.spec(number).job_class is JobClass.AUTO
     assert c.state(number) == "running"  # a policy without classes takes it for guaranteed
     with pytest.raises(InputError, match="class is 'spare', needs guaranteed, opportunistic or auto"):
@@ -241,8 +236,7 @@ def test_after_a_hard_death_a_job_begins_by_itself(cluster: Make, merged: str, b
     c = cluster(jobs=[JOB | {"retries": 0}, JOB | {"merge": False}])
     first = keys(c)
     assert first == {0: merge_key(JOB, "ann", "default"), 1: ""}
-    c.nodes[0].end(0, 75, merged=merged)
-    c.pass_s(0.5)
+    c.nodes[0].end(0, 75, merged=merged, then_s=0.5)
     c.restart()
     c.pass_s(2.2)
     assert c.state(0) == "running"
@@ -256,9 +250,7 @@ def test_after_a_hard_death_a_job_begins_by_itself(cluster: Make, merged: str, b
 
 def test_the_one_that_did_it_loses_a_retry(cluster: Make) -> None:
     c = cluster(jobs=[JOB | {"retries": 1}])
-    c.nodes[0].end(0, -11, merged="culprit")
-    c.pass_s(2.2)
+    c.nodes[0].end(0, -11, merged="culprit", then_s=2.2)
     assert keys(c) == {0: ""}
-    c.nodes[0].end(0, -11)
-    c.pass_s(2.2)
+    c.nodes[0].end(0, -11, then_s=2.2)
     assert c.state(0) == "failed"

@@ -166,10 +166,8 @@ Make = Callable[..., Cluster]
 def wide_behind_two(cluster: Make, policy: str = "tiresias-l", **options: object) -> Cluster:
     """Jobs 0 and 1 have run on two GPUs, 0 has just ended; 2 waits for both GPUs, 3 for one."""
     c = cluster((2,), policy=policy, **options, jobs=[{}, {}], then_s=2.2)
-    c.submit({"gpus": 2, "priority": 5}, {})
-    c.pass_s(2.2)
-    c.nodes[0].end(0)
-    c.pass_s(3.3)
+    c.submit({"gpus": 2, "priority": 5}, {}, then_s=2.2)
+    c.nodes[0].end(0, then_s=3.3)
     return c
 
 
@@ -177,8 +175,7 @@ def wide_behind_two(cluster: Make, policy: str = "tiresias-l", **options: object
 def test_a_later_job_does_not_take_the_gpu_that_the_first_needs(cluster: Make, policy: str) -> None:
     c = wide_behind_two(cluster, policy)
     assert [c.state(job) for job in range(4)] == ["finished", "running", "waiting", "waiting"]
-    c.nodes[0].end(1)
-    c.pass_s(3.3)
+    c.nodes[0].end(1, then_s=3.3)
     assert [c.state(job) for job in (2, 3)] == ["running", "waiting"]
 
 
@@ -199,8 +196,7 @@ def test_both_jobs_are_explained_and_the_cost_is_counted(cluster: Make) -> None:
 
 def test_a_size_that_could_only_start_on_held_gpus_is_not_offered(cluster: Make) -> None:
     c = wide_behind_two(cluster, "fifo-backfill")
-    c.submit({"gpus": 2, "priority": 1})
-    c.pass_s(2.2)
+    c.submit({"gpus": 2, "priority": 1}, then_s=2.2)
     what_if, found = WhatIfService(c.store), {}
     for job in (2, 4):
         _, question = what_if.explain(c.engine, job, c.now)
