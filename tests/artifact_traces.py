@@ -1,7 +1,5 @@
 """Small traces in the artifact's format, for tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 COLUMNS = (

@@ -5,8 +5,6 @@ of them would compile the same ones at the same time, and the compiler's index o
 of them had written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

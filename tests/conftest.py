@@ -1,7 +1,5 @@
 """What all tests share: Hypothesis without deadlines (kernels compile on first use), and the published data."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Code blocks of the documentation: where they stand, the commands of a shell block, and why some are not run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

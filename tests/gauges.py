@@ -1,7 +1,5 @@
 """Gauges of the source: `make gauges` prints them, and `unit/test_structure.py` compares them with CONTRIBUTING.md."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Jobs that the tests of goodput share: the oracle of the specification, and random ones."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from plait.goodput.jobs import GoodputJobs

@@ -1,7 +1,5 @@
 """Jobs to group: profiles like those of Muri's models, and small random ones with many ties."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp

@@ -1,7 +1,5 @@
 """Measurements and workloads in the form of the released files, made from formulas: no test needs the real ones."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A PostgreSQL server of our own on a Unix socket, where the machine has the programs."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

@@ -1,7 +1,5 @@
 """How much is tried: a sample by default, so that `make test` stays short, and everything with PLAIT_SLOW=1."""
 
-from __future__ import annotations
-
 import os
 from typing import TypeVar
 

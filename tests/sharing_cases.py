@@ -1,7 +1,5 @@
 """A GPU by hand: jobs that report steps and obey limits, decision after decision."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Random clusters and jobs for Hypothesis."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import strategies as st

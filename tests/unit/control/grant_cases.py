@@ -1,7 +1,5 @@
 """A small cluster whose leaf switches aggregate, and policies that make given plans for it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

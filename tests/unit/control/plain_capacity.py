@@ -1,7 +1,5 @@
 """Checks of the capacity of nodes as their definitions read: plain twins of the kernels of `plan_check.capacity`."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Drive a real controller through a written script of events and plans."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Plans that ask nodes for more than they have: kernel against the plain reference, messages, and every policy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The controller as a specification: events in, commands out, compared literally."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

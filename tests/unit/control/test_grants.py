@@ -1,7 +1,5 @@
 """Grants of switch memory: what plans may have, the commands they cause, when they end, and what is remembered."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

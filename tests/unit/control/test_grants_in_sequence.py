@@ -1,7 +1,5 @@
 """No sequence of plans and events leaves switch memory with jobs that do not run, or with two that want it alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Guests, reservations and usage: what plans may have, what the controller makes of it, and what it remembers."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Logs, replays and snapshots: the same run, byte for byte, wherever and whenever it is done."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

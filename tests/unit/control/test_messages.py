@@ -1,7 +1,5 @@
 """Every event and command goes to JSON and comes back the same."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import astuple

@@ -1,7 +1,5 @@
 """Which running jobs a policy may stop or move: what the view says, what the controller does, what survives JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass, replace

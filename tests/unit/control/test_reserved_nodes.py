@@ -1,7 +1,5 @@
 """Nodes that are reserved: others start nothing there, leave at the start, and every policy works with it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

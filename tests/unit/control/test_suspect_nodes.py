@@ -1,7 +1,5 @@
 """A node that is silent but not lost: what runs there stays, and nothing new starts there, under every policy."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 

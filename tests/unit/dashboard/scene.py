@@ -1,7 +1,5 @@
 """A cluster with a bit of everything, for the browser and for pictures."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Every page and action in a real browser: drawn without errors, accessible, and up to date by itself."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Iterator

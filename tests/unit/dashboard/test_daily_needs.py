@@ -5,8 +5,6 @@ become the same job; the page of the job and its file on that page show it, `exp
 it, and the next leader knows it from the store. `CLUSTER` has what is set for a cluster, in the same ways.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import shlex

@@ -1,7 +1,5 @@
 """Who gets in, how forms prove where they come from, and what every answer says to the browser."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

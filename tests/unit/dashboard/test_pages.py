@@ -1,7 +1,5 @@
 """Each page and action through the API's test client: what they say, to whom, and that names from outside stay text."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

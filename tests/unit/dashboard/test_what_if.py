@@ -1,7 +1,5 @@
 """What would be if, through API and pages, for each role: a submission, the forecast of a job, another choice."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -4,8 +4,6 @@ Field names and types are those of the KubeRay and Prometheus operator API refer
 not described here: they are checked as pods, by Kubernetes' own schema.
 """
 
-from __future__ import annotations
-
 TEXT, NUMBER = {"type": "string", "minLength": 1}, {"type": "integer", "minimum": 0}
 TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 

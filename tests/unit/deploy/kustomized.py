@@ -3,8 +3,6 @@
 The tests compare it with `kubectl kustomize` where there is one.
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whom the schedulers trust as their PostgreSQL: what run-on-kubernetes.md tells to make has to let them connect."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import socket

@@ -3,8 +3,6 @@
 Nothing here says that they run: docs/how-to/run-on-kubernetes.md tells what was tried.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import re

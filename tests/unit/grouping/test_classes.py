@@ -1,7 +1,5 @@
 """Exact grouping over kinds of jobs: against brute force, and its bound."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

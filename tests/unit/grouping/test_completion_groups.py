@@ -1,7 +1,5 @@
 """Groups by completion time: values by hand, the builder against enumeration, and the rule against the optimum."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

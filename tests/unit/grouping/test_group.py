@@ -1,7 +1,5 @@
 """The front: Algorithm 1, its limits, an answer by the jobs alone; and learnt costs of sharing."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import itertools

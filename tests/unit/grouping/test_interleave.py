@@ -1,7 +1,5 @@
 """Formulas (1) to (4): published examples, consequences, shares, and the fast ways against the plain one."""
 
-from __future__ import annotations
-
 import itertools
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """Exact matching: against brute force, two other libraries and its own proof of optimality."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Swap local search: the kernel against the plain search, and what the search promises."""
 
-from __future__ import annotations
-
 from itertools import combinations, combinations_with_replacement, permutations
 from unittest import mock
 

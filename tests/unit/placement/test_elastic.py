@@ -1,7 +1,5 @@
 """The placer of elastic jobs: nobody is moved without need, and arranged nodes become real ones."""
 
-from __future__ import annotations
-
 from itertools import permutations, product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The walk in which gangs choose their nodes: what it decides is possible, and who runs is as for any free GPUs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

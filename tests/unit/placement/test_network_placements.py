@@ -1,7 +1,5 @@
 """Placements by the network, by parameter servers and by trials, against all choices and baselines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """GPUs are held for the first waiting job while jobs in its way may not be stopped."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The compiled walk and the plain one agree, and what both say can be."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

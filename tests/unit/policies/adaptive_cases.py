@@ -1,7 +1,5 @@
 """Controllers with adaptive jobs, for tests of policies that choose sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Switch memory for the jobs of any policy: who asks, who gets what, and whole simulations with all invariants."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Nodes that `pollux:autoscale=on` values, and batches of waiting jobs."""
 
-from __future__ import annotations
-
 from itertools import pairwise, product
 from typing import Any
 

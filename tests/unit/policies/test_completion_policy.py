@@ -1,7 +1,5 @@
 """The policy `plait` and its parts: the value of progress, the order by look-ahead, the guard by the line."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Projects and users that used less than their share go first, inside a priority class."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Gittins indices of learnt sizes against plain ones, and promotion under contention."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Groups that cost more than expected: split within three rounds, and not formed again."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field, replace
 

@@ -1,7 +1,5 @@
 """Muri in plait's own world: who is a candidate, who shares with whom, and what must not be shared."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Options of policies: what cannot be is refused by name, and what is taken runs to its end."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

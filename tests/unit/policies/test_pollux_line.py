@@ -1,7 +1,5 @@
 """Who must not be passed over: jobs that waited long or often, jobs that have just begun, and who has room to grow."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from adaptive_cases import adaptive, controlled, estimate, fixed, nodes_of, report, sizes

@@ -1,7 +1,5 @@
 """Pollux as a policy: rounds, sizes by goodput, and who gets GPUs in between."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Quotas of projects around any policy: in all, by kind of GPU, and what cannot be."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which groups exchange members, who restarts for that, when it pays; Gandiva's migration."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What policies of sizes compile: the same as their plain Python on random pools."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The other policies that choose sizes: exact program, published search, Optimus, Sia, and groups over sizes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

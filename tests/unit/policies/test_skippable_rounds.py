@@ -1,7 +1,5 @@
 """Policies in rounds are not asked while nothing can change, and decide what they would if asked in each round."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Sequence

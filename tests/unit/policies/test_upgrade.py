@@ -1,7 +1,5 @@
 """Running jobs move to faster kinds of GPU: what is learnt of kinds, when a move pays, and who stays."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial

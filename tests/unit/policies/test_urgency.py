@@ -1,7 +1,5 @@
 """Priority classes and deadlines go before a policy's own order; a policy that ignores them says so."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

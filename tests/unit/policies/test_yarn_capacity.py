@@ -3,8 +3,6 @@
 With `PLAIT_SLOW=1` 150 drawn traces.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from typing import Any

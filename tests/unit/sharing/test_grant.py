@@ -1,7 +1,5 @@
 """The bound from the mechanism, its exact values; impossible input of the coordinator, and the way through JSON."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

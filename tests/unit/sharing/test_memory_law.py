@@ -1,7 +1,5 @@
 """The memory law on a GPU by hand: who may reserve how much, and what happens when memory is short."""
 
-from __future__ import annotations
-
 import pytest
 
 from plait.sharing.directive import Action, Reached, Sharer

@@ -1,7 +1,5 @@
 """Quanta of guests that cannot see the host for which they wait, and of programs that are paced from outside."""
 
-from __future__ import annotations
-
 import pytest
 
 from plait.sharing.coordinator import CODEC, SeenSteps, State, decide

@@ -1,7 +1,5 @@
 """Simulated jobs that adapt their batch: seconds by hand, what they report, and that a run stays a function."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Figures of guaranteed and opportunistic jobs side by side, in runs under `antman` and without classes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Nodes that come and go by policy, and nodes that are away for long."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

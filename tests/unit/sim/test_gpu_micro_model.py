@@ -3,8 +3,6 @@
 The first test has the whole table over 600 s with `PLAIT_SLOW=1`, and by default as long as the law takes to settle.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

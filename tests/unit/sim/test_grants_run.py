@@ -1,7 +1,5 @@
 """Grants of switch memory in the simulator: kept as commands say, released with their jobs, replayed from logs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models on shared GPUs: tables of them, what memory does to speed, bursts, fair shares of gangs, and the figures."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Guests in the simulator: who shares GPUs with whom, at which pace, through starts, stops, losses and restarts."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

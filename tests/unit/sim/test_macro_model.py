@@ -4,8 +4,6 @@ By default against figures of the micro model that are written down here; with `
 patterns with it.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

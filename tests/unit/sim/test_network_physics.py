@@ -1,7 +1,5 @@
 """Simulated jobs on a shared network: against formulas, and only those get another pace who share something."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Simulated jobs that cannot resume from a checkpoint, or only from their last one: what stops cost them, and when."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random clusters, jobs, outages and crashes under random policies, every invariant after every event."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How fast hosts and guests of GPUs are in a simulated cluster; tables and kernels against their references."""
 
-from __future__ import annotations
-
 import os
 import random
 

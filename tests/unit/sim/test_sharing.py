@@ -1,7 +1,5 @@
 """Sharing GPUs: the pace of members of a group, by formula (3) and by hand."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import permutations
 

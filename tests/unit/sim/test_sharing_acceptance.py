@@ -3,8 +3,6 @@
 Recorded step times are read from the folder that PLAIT_STEPS names (job_1.csv and job_2.csv of `pai-steps`).
 """
 
-from __future__ import annotations
-
 import os
 import random
 from dataclasses import replace

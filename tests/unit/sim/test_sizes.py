@@ -1,7 +1,5 @@
 """Jobs on other numbers of GPUs than requested, and many jobs that get another pace at once."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Compiled stretches and the path message by message come to the same, bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Switches that fail: jobs go on without, get memory again, or wait; drawn, from a file, from snapshots and logs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import islice, takewhile
 from pathlib import Path
