@@ -8,13 +8,49 @@ import numpy as np
 
 from plait.control import messages
 from plait.control.controller import Controller
+from plait.control.drive import ENDS, STARTS, Block
+from plait.control.job_rows import FINISHED, RUNNING, WAITING
 from plait.control.plan_check.capacity import needed_bytes
+from plait.core.arrays import FloatArray, IntArray
 from plait.core.errors import SimulationError
+from plait.core.jit import kernel
 from plait.core.jobs import Checkpoints, Phase
 from plait.core.network_grants import NetworkGrant, by_job, clashing
 from plait.core.plan import Groups
 from plait.core.policy import memory_kept
 from plait.sim.backend import Simulator
+
+
+@kernel
+def replay(
+    kind: IntArray, job: IntArray, at_s: FloatArray, gpu_count: IntArray, gpus: IntArray, last_s: FloatArray,
+    phase: IntArray, owner: IntArray, submit_s: FloatArray, size: IntArray, gpu_kind: IntArray,
+) -> int:  # fmt: skip
+    """The first row of a block (`plait.control.drive.Block`) that cannot follow those before it; -1 if all can.
+
+    Jobs start after they were submitted, with their whole gang on free GPUs of one kind, and stop or end while they
+    run. `phase` (jobs,), `owner` (GPUs,), the job or -1, and `last_s` (1,) are results, too. `gpu_kind` is -1 on nodes
+    that are down. No code is shared with what is checked.
+    """
+    start, lo = 0, 0
+    for row in range(len(kind)):
+        one, fits = job[row], at_s[row] >= last_s[0]
+        last_s[0] = at_s[row]
+        if kind[row] == STARTS:
+            hi = lo + gpu_count[start]
+            fits = fits and phase[one] == WAITING and at_s[row] >= submit_s[one] and hi - lo == size[one]
+            for gpu in gpus[lo:hi]:
+                fits = fits and owner[gpu] < 0 and gpu_kind[gpu] == gpu_kind[gpus[lo]] >= 0
+                owner[gpu] = one
+            phase[one] = RUNNING
+            lo, start = hi, start + 1
+        else:
+            fits = fits and phase[one] == RUNNING
+            phase[one] = FINISHED if kind[row] == ENDS else WAITING
+            owner[owner == one] = -1
+        if not fits:
+            return row
+    return -1
 
 
 class Invariants:
@@ -29,6 +65,9 @@ class Invariants:
         self._shrunk: set[int] = set()
         self._lost: set[int] = set()
         self._reported: set[int] = set()
+        # Of instants that are replayed: the job on each GPU, and what each job does.
+        self._owner = np.full(controller.cluster.gpus, -1, dtype=np.int64)
+        self._phase, self._last_s = np.full(len(backend.truth), WAITING), np.full(1, -np.inf)
 
     def __call__(self, event: messages.Event, commands: Sequence[messages.Command]) -> None:
         # Every job ever submitted is active or has ended; active jobs are in order and not ended.
@@ -60,19 +99,39 @@ class Invariants:
                 changed = [self._alive()]  # who shares GPUs may be in any group
             for groups in changed:
                 self._pace(event, groups)
-            # Each millisecond a job held its GPUs was start-up, work or save: nothing is charged twice.
-            b = self.backend
-            ended = self.controller.job_store.columns["phase"][: self.controller.job_store.count] == int(Phase.FINISHED)
-            rows = np.flatnonzero(ended)
-            held = b.service_ms[rows]
-            useful = b.worked_ms[rows] + b.overhead_ms[rows]
-            off = np.abs(b.run_ms[rows] - useful) > 1e-3 + 1e-9 * useful
-            if off.any():
-                job = int(rows[np.argmax(off)])
-                name, used = self.controller.job_store.name(job), useful[np.argmax(off)]
-                self._fail(event, f"{name} held GPUs {b.run_ms[job]} ms, used {used} ms")
-            if (held < 0).any():
-                self._fail(event, "negative service")
+            self._times(event)
+
+    def take(self, block: Block) -> None:
+        """Replay many instants from the rows of what happened to jobs."""
+        b, cluster, event = self.backend, self.controller.cluster, messages.ReplanDue(block.last_s)
+        row = replay(
+            block.kind, block.job, block.at_s, block.gpu_count, block.gpus, self._last_s, self._phase, self._owner,
+            b.submit_ms / 1000, b.truth.gpus, np.where(cluster.node_up, cluster.node_kind, -1)[cluster.gpu_node],
+        )  # fmt: skip
+        if row >= 0:
+            does = {ENDS: "end", STARTS: "start"}.get(int(block.kind[row]), "stop")
+            name = self.controller.job_store.name(int(block.job[row]))
+            self._fail(event, f"{name} cannot {does} at {block.at_s[row]} s, or not there")
+        wrong = np.where(self._phase == FINISHED, b.done_ms != b.total_ms, b.done_ms > b.total_ms * (1 + 1e-9))
+        if wrong.any():
+            job = int(np.argmax(wrong))
+            self._fail(event, f"{self.controller.job_store.name(job)} did {b.done_ms[job]} of {b.total_ms[job]} ms")
+        self._times(event)
+
+    def _times(self, event: messages.Event) -> None:
+        """Each millisecond a job held its GPUs was start-up, work or save: nothing is charged twice."""
+        b = self.backend
+        ended = self.controller.job_store.columns["phase"][: self.controller.job_store.count] == int(Phase.FINISHED)
+        rows = np.flatnonzero(ended)
+        held = b.service_ms[rows]
+        useful = b.worked_ms[rows] + b.overhead_ms[rows]
+        off = np.abs(b.run_ms[rows] - useful) > 1e-3 + 1e-9 * useful
+        if off.any():
+            job = int(rows[np.argmax(off)])
+            name, used = self.controller.job_store.name(job), useful[np.argmax(off)]
+            self._fail(event, f"{name} held GPUs {b.run_ms[job]} ms, used {used} ms")
+        if (held < 0).any():
+            self._fail(event, "negative service")
 
     def _fail(self, event: messages.Event, what: str) -> None:
         raise SimulationError(f"invariant broken after {type(event).__name__} at {event.at_s} s: {what}")

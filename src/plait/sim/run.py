@@ -23,7 +23,7 @@ from plait.policies.quotas import Quotas, never_admitted
 from plait.sim.backend import Simulator
 from plait.sim.failures import ElasticNodes, NodeChange, NodeSupply, drawn_failures, drawn_switch_failures
 from plait.sim.invariants import Invariants
-from plait.sim.stretch import compare_with_stretches, outside, run_stretches
+from plait.sim.stretch import Twin, compare_with_stretches, outside, run_stretches
 from plait.sim.world import CHECKPOINT, RESTORE, Overheads, SimulationSettings, World
 
 Step = Callable[[Event, Sequence[Command]], None]
@@ -92,10 +92,11 @@ def simulate(
     `observe(controller)` returns a function that sees every event with its commands (a history, a log), or several. If
     all of them take blocks of instants, too (`plait.control.drive.TakesBlocks`), runs of most orders of fixed gangs
     need no Python between two instants (`plait.sim.stretch`), with the same results.
-    `check` verifies the invariants after every event, so message by message, and that compiled stretches come to the
-    same. `node_changes` (of nodes and switches) replaces the world's drawn failures. `reservations` of nodes are known
-    from the beginning, and nodes of `elastic` clusters come and go by policy. Jobs that the cluster, the quotas or the
-    system of the policy never allow are refused.
+    `check` verifies the invariants after every event. Of compiled stretches it verifies all that happens to jobs, and
+    goes through some of their instants message by message as well; where a record takes single messages, the whole run
+    has to come to the same as stretches do. `node_changes` (of nodes and switches) replaces the world's drawn failures.
+    `reservations` of nodes are known from the beginning, and nodes of `elastic` clusters come and go by policy. Jobs
+    that the cluster, the quotas or the system of the policy never allow are refused.
 
     Returns the controller at the end, in whose `job_store` each job has a row (seconds, GPU-seconds), and the backend.
     Raises `SimulationError` naming the jobs if some can never finish, `PlanError` for an impossible plan.
@@ -138,17 +139,19 @@ def simulate(
         for step in steps:
             step(event, commands)
 
+    def again() -> Simulator:
+        return simulator(jobs, cluster, world, seed=seed, node_changes=node_changes, refused=refused)
+
     for one in reservations:
         reserved = NodesReserved(float(jobs.submit_s.min(initial=0.0)), one)
         record(reserved, controller.handle(reserved))
     if outside(controller, backend, steps) is None:
         takers: list[Any] = [step for step in steps if isinstance(step, TakesBlocks)]
-        run_stretches(controller, backend, takers)
+        run_stretches(controller, backend, takers, Twin(controller, again()) if check else None)
     else:
         drive(controller, backend, record)
         if check:
-            twin = simulator(jobs, cluster, world, seed=seed, node_changes=node_changes, refused=refused)
-            compare_with_stretches(controller, twin)
+            compare_with_stretches(controller, again())
     refuse_silence(controller)
     return Simulation(controller, backend)
 

@@ -38,7 +38,7 @@ from plait.sim.state import (
     earliest,
     leave_one,
     repace,
-    start_many,
+    start_one,
     to_ms,
 )  # fmt: skip
 from plait.sim.world import CHECKPOINT, SimulationSettings, adaptive_jobs, with_known_batches
@@ -142,45 +142,34 @@ class JobsOnGpus:
             self.usage.measure(self.moving, groups, self.cluster, pace)
         speed = self.truth.iteration_s[jobs] / pace
         runs = self.is_running[jobs] == 1
-        repaced: IntArray | slice = slice(None)
-        if named is not None:
-            same = (runs & (speed == self.solo[jobs])).tolist()
-            repaced = np.array(
-                [m for m, job in enumerate(jobs.tolist()) if not same[m] or job in named], dtype=np.int64
-            )
-        starts = np.flatnonzero(~runs)
-        if len(starts):
-            self._start(jobs[starts], groups.group_of_member()[starts], groups)
+        same = (runs & (speed == self.solo[jobs])).tolist()
+        member, repaced, started = groups.group_of_member(), [], []
+        for m, (job, already) in enumerate(zip(jobs.tolist(), runs.tolist(), strict=True)):
+            if same[m] and named is not None and job not in named:
+                continue
+            repaced.append(m)
+            if not already:
+                g = member[m]
+                self._start(job, groups.gpus[groups.first_gpu[g] : groups.first_gpu[g + 1]])
+                started.append(job)
         self._repace(jobs[repaced], speed[repaced])
-        if len(starts):
-            self.running = np.concatenate([self.running, jobs[starts]])
+        if started:
+            self.running = np.concatenate([self.running, np.array(started, dtype=np.int64)])
             self.running.sort()
 
-    def _start(self, jobs: IntArray, group: IntArray, groups: Groups) -> None:
-        """Put jobs on the GPUs of their `group` of these."""
-        resume_ms, waits = np.full(len(jobs), math.inf), np.full(len(jobs), self.saves)
-        gpus, first, names = groups.gpus, groups.first_gpu.tolist(), jobs.tolist()
-        for i, (job, g) in enumerate(zip(names, group.tolist(), strict=True)):
-            self.where[job] = mine = gpus[first[g] : first[g + 1]]
-            parked = self.parked.pop(job, None)
-            if parked is not None and parked.tobytes() == mine.tobytes():
-                resume_ms[i] = RESUME_MS
-            if self.saves and self.neighbours is not None and self.neighbours.is_guest(job):
-                waits[i] = False
-        begin_ms, start_up_ms = np.empty(len(jobs)), np.empty(len(jobs))
-        start_many(
-            jobs, group, gpus, groups.first_gpu, self.cluster.gpu_node, waits, resume_ms, begin_ms, start_up_ms,
-            self.now, self.free_ms, self.gpu_free_ms, self.fail_ms, self.cost_ms, self.state, self.overhead_ms,
-            self.attempts, self.last_node, self.is_running,
+    def _start(self, job: int, gpus: IntArray) -> None:
+        begin = max(self.now, self.free_ms[job])
+        if self.saves and not (self.neighbours is not None and self.neighbours.is_guest(job)):
+            begin = max(begin, float(self.gpu_free_ms[gpus].max()))
+        node = int(self.cluster.gpu_node[gpus[0]])
+        parked = self.parked.pop(job, None)
+        resumes = parked is not None and parked.tobytes() == gpus.tobytes()
+        start_up = start_one(
+            job, node, len(gpus), begin, RESUME_MS if resumes else math.inf, self.cost_ms, self.state,
+            self.overhead_ms, self.attempts, self.last_node, self.is_running,
         )  # fmt: skip
-        if self.adaptive is None and self.settings.job_mtbf_s == math.inf:
-            return
-        for job, begin, start_up in zip(names, begin_ms.tolist(), start_up_ms.tolist(), strict=True):
-            self._begin(job, begin, start_up)
-
-    def _begin(self, job: int, begin: float, start_up: float) -> None:
-        """Draw when a started job fails, and let one that adapts its batch choose it."""
-        gpus = self.where[job]
+        self.where[job] = gpus
+        self.fail_ms[job] = math.inf
         if self.settings.job_mtbf_s < math.inf:
             after = time_to_failure_s(
                 self.settings.seed, job, int(self.attempts[job]), self.settings.job_mtbf_s / len(gpus)

@@ -9,8 +9,8 @@ import math
 
 import numpy as np
 
-from plait.core.arrays import BoolArray, FloatArray, IntArray
-from plait.core.jit import as_part, kernel, lean_part, linked
+from plait.core.arrays import FloatArray, IntArray
+from plait.core.jit import kernel, lean_part, linked
 from plait.sim.world import CHECKPOINT, LAUNCH, MIGRATE, RESTORE
 
 #: columns of `Running.state`: what the monitors need to know of a job, together in memory
@@ -145,49 +145,6 @@ def start_one(
     state[j, SINCE] = begin_ms + start_up
     overhead_ms[j] += start_up
     return start_up
-
-
-_start_one = as_part(start_one)
-
-
-@linked()
-def start_many(
-    jobs: IntArray,
-    groups: IntArray,
-    gpus: IntArray,
-    first_gpu: IntArray,
-    gpu_node: IntArray,
-    waits: BoolArray,
-    resume_ms: FloatArray,
-    begin_ms: FloatArray,
-    start_up_ms: FloatArray,
-    now_ms: float,
-    free_ms: FloatArray,
-    gpu_free_ms: FloatArray,
-    fail_ms: FloatArray,
-    cost_ms: FloatArray,
-    state: FloatArray,
-    overhead_ms: FloatArray,
-    attempts: IntArray,
-    last_node: IntArray,
-    is_running: IntArray,
-) -> None:
-    """`start_one` of each of `jobs`, on the GPUs of its entry of `groups`, once it and they are free.
-
-    It does not wait for GPUs where `waits` is False. `resume_ms`, `begin_ms` and `start_up_ms` have an entry a job, the
-    latter two are results.
-    """
-    for i in range(len(jobs)):
-        job, lo, hi = jobs[i], first_gpu[groups[i]], first_gpu[groups[i] + 1]
-        begin = max(now_ms, free_ms[job])
-        if waits[i]:
-            for at in range(lo, hi):
-                begin = max(begin, gpu_free_ms[gpus[at]])
-        begin_ms[i], fail_ms[job] = begin, math.inf
-        start_up_ms[i] = _start_one(
-            job, gpu_node[gpus[lo]], hi - lo, begin, resume_ms[i], cost_ms, state, overhead_ms, attempts, last_node,
-            is_running,
-        )  # fmt: skip
 
 
 @linked()

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from plait.control.controller import Controller, describe
 from plait.control.drive import ENDS, STARTS, Block, TakesBlocks
 from plait.control.job_rows import FINISHED
 from plait.control.job_store import LIFE_COLUMNS
+from plait.control.messages import ReplanDue
 from plait.control.plan_check.check import OK, plan_error
 from plait.core.arrays import IntArray
 from plait.core.errors import SimulationError
@@ -100,9 +102,12 @@ def outside(controller: Controller, backend: Simulator, records: Sequence[object
     return next(iter([*reasons, *(why for why, is_so in run.items() if is_so)]), None)
 
 
-def run_stretches(controller: Controller, backend: Simulator, records: Sequence[TakesBlocks]) -> None:
+def run_stretches(
+    controller: Controller, backend: Simulator, records: Sequence[TakesBlocks], twin: Twin | None = None
+) -> None:
     """Drive a run to its end, of a controller and a simulator that are not `outside`; `records` take what happens.
 
+    A `twin` goes through some instants as well and raises at the first difference.
     Raises `PlanError` for a plan that cannot run, and `SimulationError` if no job makes progress.
     """
     store = controller.job_store
@@ -111,8 +116,11 @@ def run_stretches(controller: Controller, backend: Simulator, records: Sequence[
     with announced("simulations at every event", 8):
         run_stretch(s, 0)
     while True:
-        before = int(s.counts[layout.EVENTS])
-        run_stretch(s, PATIENCE - int(s.counts[layout.INSTANTS]) % PATIENCE)
+        before, instants = int(s.counts[layout.EVENTS]), PATIENCE - int(s.counts[layout.INSTANTS]) % PATIENCE
+        if twin is not None and s.counts[layout.INSTANTS] >= twin.due:
+            twin.accompany(s, controller, backend, instants)
+        else:
+            run_stretch(s, instants)
         events = int(s.counts[layout.EVENTS]) - before
         n = s.counts[layout.ROWS]
         kind = s.rows.kind[:n].copy()
@@ -137,6 +145,88 @@ def run_stretches(controller: Controller, backend: Simulator, records: Sequence[
     _adopt(s, controller, backend)
 
 
+class Twin:
+    """Some instants of a stretched run message by message, compared with it after each.
+
+    It takes over the state of the run before the first of them. An instant costs about forty times as much as in the
+    kernel, so after the first `DENSE` ones it goes through one in `PART`, `LEAST` or more in a row.
+    """
+
+    DENSE, PART, LEAST = 50, 50, 20
+
+    def __init__(self, controller: Controller, backend: Simulator) -> None:
+        """`controller` is that of the stretched run, `backend` another one of the same world that has not begun."""
+        self.backend, self.controller = backend, Controller(controller.policy, backend.cluster, controller.rule)
+        self.controller.job_store.append(backend.reported, 0.0)  # room for all; they arrive with the events
+        self.controller.job_store.count = 0
+        self.due, self.instants = 0, self.DENSE
+
+    def accompany(self, s: Stretch, controller: Controller, backend: Simulator, most: int) -> None:
+        """Go through at most so many instants with the kernel. Raises `SimulationError` at the first difference."""
+        counts, ours, theirs = s.counts, _written(self.controller, self.backend), _written(controller, backend)
+        if counts[layout.EVENTS] > 0:
+            for name, values in ours.items():
+                values[:] = theirs[name]
+            _show(s, self.backend)
+            _adopt(s, self.controller, self.backend)
+            saving = (self.backend.is_running == 0) & (self.backend.free_ms > self.backend.now)
+            self.backend.late = [np.flatnonzero(saving)] if counts[layout.LATE] > 0 else []
+        events, last = self.backend.events(), int(counts[layout.INSTANTS]) + min(most, self.instants)
+        departures = self.controller.job_store.departures
+        while (done := counts[layout.INSTANTS]) < last:
+            run_stretch(s, 1)
+            if counts[layout.INSTANTS] == done or counts[layout.FAULT] != OK:
+                return
+            for event in events:
+                for command in self.controller.handle(event):
+                    self.backend.execute(command)
+                if isinstance(event, ReplanDue):
+                    break
+            self._compare(s, theirs, ours, s.queue.order[: counts[layout.ACTIVE]])
+        self._compare(s, theirs, ours, np.arange(counts[layout.ARRIVED]))
+        left = s.rows.job[: counts[layout.ROWS]][s.rows.kind[: counts[layout.ROWS]] == ENDS]
+        single = self.controller.job_store.departed[departures : self.controller.job_store.departures]
+        _refuse_differences(self.controller, {"order of ends": left}, {"order of ends": single}, None)
+        self.instants = max(len(backend.truth) // self.PART, self.LEAST)
+        self.due = int(counts[layout.INSTANTS]) + self.PART * self.instants
+
+    def _compare(self, s: Stretch, theirs: dict[str, Any], ours: dict[str, Any], jobs: IntArray) -> None:
+        """What is known of these jobs, of all GPUs and of the run."""
+        owner, single, when = np.full(len(s.held.owner), -1), self.controller, f", at {s.at[layout.NOW] / 1000} s"
+        for job, gpus in self.backend.where.items():
+            owner[gpus] = job
+        names = [name for name in ours if name not in ("running_group", "gpu_free_ms")]  # a group's number is a handle
+        values, others = ({name: columns[name][jobs] for name in names} for columns in (theirs, ours))
+        _refuse_differences(single, values, others, jobs, when)
+        figures = [single.events, single.now_s, single.competing, single.plan.valid_until_s, self.backend.wake_ms]
+        run = [s.counts[layout.EVENTS], *s.at[[layout.LAST_EVENT, layout.COMPETING, layout.VALID_UNTIL, layout.WAKE]]]
+        values = {"owner": s.held.owner, "gpu_free_ms": theirs["gpu_free_ms"], "figures": np.array(run)}
+        others = {"owner": owner, "gpu_free_ms": ours["gpu_free_ms"], "figures": np.array(figures)}
+        _refuse_differences(single, values, others, None, when)
+
+
+def _written(controller: Controller, backend: Simulator) -> dict[str, Any]:
+    """The columns that a stretch writes."""
+    columns, n = controller.job_store.columns, len(backend.truth)
+    of_jobs = {name: columns[name][:n] for name in Life._fields}
+    return {name: getattr(backend, name) for name in Bodies._fields} | of_jobs
+
+
+def _refuse_differences(
+    controller: Controller, values: dict[str, Any], single: dict[str, Any], jobs: IntArray | None, when: str = ""
+) -> None:
+    """Raise `SimulationError` at the first difference of columns of these jobs, or None for those of something else."""
+    for name, ours in values.items():
+        same = (ours == single[name]) | (np.isnan(ours) & np.isnan(single[name]))
+        if not same.all():
+            row = int(np.argmin(same.reshape(len(same), -1).all(axis=1)))
+            of = f"[{row}]" if jobs is None else f" of {controller.job_store.name(int(jobs[row]))}"
+            raise SimulationError(
+                "compiled instants come to another result than single ones under policy "
+                f"{describe(controller.policy)}: {name}{of} is {ours[row]} instead of {single[name][row]}{when}"
+            )
+
+
 def compare_with_stretches(controller: Controller, backend: Simulator) -> None:
     """Raise `SimulationError` unless a stretched run comes to the same as one that is over, where both are possible.
 
@@ -147,16 +237,9 @@ def compare_with_stretches(controller: Controller, backend: Simulator) -> None:
     if outside(other, backend, ()) is not None:
         return
     run_stretches(other, backend, ())
-    store, n = controller.job_store, len(backend.truth)
-    for name in COMPARED:
-        ours, theirs = store.columns[name][:n], other.job_store.columns[name][:n]
-        same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
-        if not same.all():
-            job = int(np.argmin(same))
-            raise SimulationError(
-                f"compiled instants come to another result than single ones under policy "
-                f"{describe(controller.policy)}: {name} of {store.name(job)} is {theirs[job]} instead of {ours[job]}"
-            )
+    n, stores = len(backend.truth), (other.job_store, controller.job_store)
+    values, single = ({name: store.columns[name][:n] for name in COMPARED} for store in stores)
+    _refuse_differences(controller, values, single, np.arange(n))
 
 
 def _stretch(controller: Controller, backend: Simulator) -> Stretch:
