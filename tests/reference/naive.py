@@ -166,6 +166,7 @@ class Naive:
     last_group: dict[int, int] = field(default_factory=dict)
     departed: list[int] = field(default_factory=list)
     competing_ms: float = 0.0
+    kind_speeds: dict[str, float] = field(default_factory=dict)
 
     @property
     def now_s(self) -> float:
@@ -227,6 +228,7 @@ class Naive:
         self.now = now
         self.note_shared_speeds()
         for job in finished:
+            self.note_kind_speed(job)
             self.end(job, "finished")
         for job in sorted(failed, key=lambda j: j.number):
             job.failures += 1
@@ -245,6 +247,15 @@ class Naive:
         for job in self.jobs:
             if job.state == "running" and len(job.company) > 1:
                 job.shared_speed = job.rate
+
+    def note_kind_speed(self, job: Job) -> None:
+        """How fast a kind of GPU was for a job that ran nowhere else, and alone."""
+        group = self.last_group[job.number]
+        alone = np.diff(self.last.first_job)[group : group + 1].tolist() == [1] and math.isnan(job.shared_speed)
+        if len(self.cluster.kinds) > 1 and alone and job.starts == 1 and job.held >= 600_000:
+            kind, speed = self.cluster.nodes[job.last_node].gpu_kind, job.total / job.held
+            before = self.kind_speeds.get(kind, speed)
+            self.kind_speeds[kind] = before + 0.25 * (speed - before)
 
     def end(self, job: Job, state: str) -> None:
         job.state = state
@@ -517,6 +528,10 @@ class Archive:
 
     run: Naive
     pair_reports: None = None
+
+    @property
+    def kind_speeds(self) -> dict[str, float]:
+        return self.run.kind_speeds
 
     @property
     def departures(self) -> int:

@@ -89,6 +89,7 @@ from plait.core.arrays import NO_JOBS, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import PlaitError, PlanError
 from plait.core.jobs import TRANSITIONS, Checkpoints, JobTable, Phase
+from plait.core.jobs.table import LEAST_RUN_S
 from plait.core.network_grants import NetworkFigures, NetworkGrant
 from plait.core.plan import NO_GROUPS, TURN, Gate, Groups, NodeReservation, Plan, Reservation
 from plait.core.policy import Policy, Usage, View, has_groups, has_preemption, layers, memory_kept, tries_placements
@@ -404,8 +405,22 @@ class Controller:
         self._require(event.jobs, Phase.FINISHED, event)
         columns = self.job_store.columns
         record_completion(event.jobs, columns["iterations"], columns["iterations_done"])
+        if len(self.cluster.kinds) > 1:
+            self._note_kind_speeds(event.jobs)
         self._end(event.jobs, Phase.FINISHED, event.end_s)
         return ()
+
+    def _note_kind_speeds(self, jobs: IntArray) -> None:
+        """Record how fast finished jobs were on their kind of GPU, if they ran nowhere else and shared no GPUs."""
+        columns, running, cluster = self.job_store.columns, self.running, self.cluster
+        alone = (columns["starts"][jobs] == 1) & (columns["running_group"][jobs] >= 0)
+        alone &= np.isnan(columns["shared_speed"][jobs])
+        crowd = np.bincount(running.gpus, np.repeat(np.diff(running.first_job), running.gpu_count()), cluster.gpus)
+        for job in jobs[alone & (columns["run_s"][jobs] >= LEAST_RUN_S)].tolist():
+            first = running.gpus[running.first_gpu[columns["running_group"][job]]]
+            speed = columns["iterations_done"][job] * columns["iteration_s"][job] / columns["run_s"][job]
+            if crowd[first] == 1 and speed > 0:  # NaN: its iteration time is unknown
+                self.job_store.note_kind_speed(cluster.kinds[cluster.node_kind[cluster.gpu_node[first]]], float(speed))
 
     def _on_job_failed(self, event: JobFailed) -> Sequence[Command]:
         columns = self.job_store.columns

@@ -74,6 +74,8 @@ _RARE = ("slow_since_s", "packed_s", "spread_s")
 _MEASURED = ("iteration_s", "checkpoints", "restart_s", "gpu_memory_bytes")
 #: Kinds of jobs whose measured memory is kept.
 MOST_PEAKS = 4096
+#: Weight of the last job in the speed of its kind of GPU.
+SPEED_WEIGHT = 0.25
 #: one flag for all jobs: whether the column differs from its default anywhere, so empty columns are skipped
 _FLAGS = ("has_demands", "has_kinds", "has_losses")
 
@@ -92,6 +94,7 @@ class JobStore:
         self.memo: dict[str, Any] = {}
         self.pair_reports = PairReports()
         self.peaks: dict[int, float] = {}  # GPU memory measured of jobs of the closest kind, bytes, the last kinds
+        self.kind_speeds: dict[str, float] = {}  # of kinds of GPU, relative to known iteration times
         self._sorted = 0, np.zeros(0), np.zeros(1)  # of how many departures; what `departed_sizes` returns for them
         self.batches: list[tuple[int, JobBatch]] = []
         self.requiring: set[int] = set()  # jobs that require in-network aggregation and have not left
@@ -131,6 +134,11 @@ class JobStore:
             self.peaks[kind] = max(self.peaks.pop(kind, 0.0), peak_bytes)
             if len(self.peaks) > MOST_PEAKS:
                 del self.peaks[next(iter(self.peaks))]
+
+    def note_kind_speed(self, kind: str, speed: float) -> None:
+        """Keep how fast a job was on this kind of GPU; earlier ones count less with each later one."""
+        before = self.kind_speeds.get(kind, speed)
+        self.kind_speeds[kind] = before + SPEED_WEIGHT * (speed - before)
 
     def expect_peaks(self, jobs: IntArray, cluster: Cluster) -> None:
         """Take for jobs that state no GPU memory what earlier ones of the closest kind needed, if a GPU has that."""
@@ -342,7 +350,7 @@ class JobStore:
         departed = self.last_departed(self.count if keep is None else recent)
         past_gpu_s, past_kinds, past_s, past_use = self._past(self.departures - len(departed))
         users, projects, count = list(self._users), list(self._projects), self.count
-        pair_reports, peaks = self.pair_reports.copy(), dict(self.peaks)
+        pair_reports, peaks, kind_speeds = self.pair_reports.copy(), dict(self.peaks), dict(self.kind_speeds)
         flags = [bool(self.columns[name][0]) for name in _FLAGS]
 
         def plain() -> dict[str, Any]:
@@ -365,6 +373,8 @@ class JobStore:
                 out["pair_reports"] = pair_reports.to_json()
             if peaks:
                 out["peaks"] = peaks
+            if kind_speeds:
+                out["kind_speeds"] = kind_speeds
             if len(numbers) < count:
                 out["numbers"] = numbers.tolist()
                 out["past_gpu_s"] = base64.b64encode(past_gpu_s.astype("<f8").tobytes()).decode("ascii")
@@ -419,6 +429,7 @@ class JobStore:
         job_store.depart(np.array(data["departed"], dtype=np.int64))
         job_store.pair_reports = PairReports.from_json(data.get("pair_reports", {}))
         job_store.peaks = {int(kind): float(peak) for kind, peak in data.get("peaks", {}).items()}
+        job_store.kind_speeds = dict(data.get("kind_speeds", {}))
         job_store._users = {u: i for i, u in enumerate(data["users"])}
         job_store._projects = {p: i for i, p in enumerate(data["projects"])}
         for name, flag in zip(_FLAGS, data.get("flags", ()), strict=False):
@@ -446,6 +457,7 @@ class JobStore:
         job_store._past_gpu_s, job_store._past_kinds, job_store._past_s, job_store._past_use = past
         job_store.departures = len(job_store._past_gpu_s)
         job_store.pair_reports, job_store.peaks = self.pair_reports.copy(), dict(self.peaks)
+        job_store.kind_speeds = dict(self.kind_speeds)
         job_store.depart(np.searchsorted(numbers, departed))
         return job_store
 

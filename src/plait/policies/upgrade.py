@@ -13,14 +13,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from plait.core.arrays import FloatArray, IntArray
+from plait.core.jobs.table import LEAST_RUN_S
 from plait.core.plan import Plan
 from plait.core.policy import View
 from plait.core.resources import CPU_KIND
 from plait.placement.packing import allowed_kinds
 from plait.policies.by_completion import UNKNOWN_RESTART_S
 
-#: Seconds of running after which progress is taken as the speed of a kind.
-LEAST_RUN_S = 600.0
 #: How often to look again while GPUs of some kind are free, seconds.
 LOOK_S = 1800.0
 #: Part of a job's run time that it has spent where it is, and which of several jobs counts.
@@ -33,10 +32,11 @@ def kind_speeds(view: View) -> FloatArray:
     """Speed of each kind of GPU relative to that of known iteration times, by the jobs that run there; NaN: unknown.
 
     By what jobs that are alone on their GPUs have done, if nearly all of it there. Time in which they shared GPUs makes
-    that too little, so the faster ones count.
+    that too little, so the faster ones count. Where none runs, jobs that finished there tell: otherwise the last jobs
+    of a busy time would stay on slow GPUs next to free fast ones.
     """
     jobs, cluster, running = view.jobs, view.cluster, view.running
-    out = np.full(len(cluster.kinds), math.nan)
+    out = np.array([jobs.kind_speeds.get(kind, math.nan) for kind in cluster.kinds])
     here_s = np.where(jobs.running_group >= 0, view.now_s - jobs.last_start_s, 0.0)
     long = (here_s >= LEAST_RUN_S) & (here_s >= LEAST_PART * jobs.run_s)
     rows = np.flatnonzero(long & ~np.isnan(jobs.iteration_s))

@@ -1,5 +1,6 @@
 """Running jobs move to faster kinds of GPU: what is learnt of kinds, when a move pays, and who stays."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -7,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from plait.control.job_store import JobStore
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.resources import StageProfile
@@ -48,7 +50,13 @@ def test_a_job_on_slow_gpus_moves_once_fast_ones_are_free_and_known_to_be_fast(k
     told = columns(run(LINE, f"plait:knows={knows},speeds=fast=1/slow=0.5"))
     assert told["starts"][:2].tolist() == [1, 2]
     assert told["end_s"][1] < 2100 + 19_500
-    unknown = columns(run(LINE, f"plait:knows={knows}"))  # nobody runs on the fast ones any more
+    learnt = run(LINE, f"plait:knows={knows}")  # from the job that ended on the fast ones, and nobody runs there
+    assert columns(learnt)["starts"][:2].tolist() == [1, 2]
+    assert columns(learnt)["end_s"][1] < 4000 + 19_500
+    store = learnt.controller.job_store
+    assert store.kind_speeds == pytest.approx({"fast": 1.0}, rel=0.02), "the other one ran on both"
+    assert JobStore.from_json(json.loads(json.dumps(store.to_json()))).kind_speeds == store.kind_speeds
+    unknown = columns(run([job(0, 500.0), LINE[1]], f"plait:knows={knows}"))  # it ended too soon to tell
     assert unknown["starts"][:2].tolist() == [1, 1]
     assert unknown["end_s"][1] > 39_000
 
@@ -56,10 +64,10 @@ def test_a_job_on_slow_gpus_moves_once_fast_ones_are_free_and_known_to_be_fast(k
 @pytest.mark.parametrize("profile", [True, False])
 def test_speeds_are_learnt_from_jobs_that_run(profile: bool) -> None:
     some = partial(job, profile=profile)
-    jobs = [some(0, 3000.0, gpus=1), some(1, 20_000.0, gpus=1), some(2, 20_000.0)]
+    jobs = [some(0, 3000.0, gpus=1), some(1, 50_000.0, gpus=1), some(2, 20_000.0)]
     done = columns(run(jobs))
     assert done["starts"][:3].tolist() == [1, 1, 1], "one fast GPU is free, two are needed"
-    jobs = [*jobs[:2], some(2, 20_000.0, gpus=1, kinds=("slow",)), some(3, 20_000.0, gpus=1)]
+    jobs = [jobs[0], some(1, 20_000.0, gpus=1), some(2, 20_000.0, gpus=1, kinds=("slow",)), some(3, 20_000.0, gpus=1)]
     done = columns(run(jobs))
     assert done["starts"][2:4].tolist() == [1, 2], "one may run on slow ones alone, and one moves"
     assert done["end_s"][3] < 24_000 < done["end_s"][2]

@@ -76,6 +76,10 @@ class JobColumn(Generic[A]):
         return cast("A", values)
 
 
+#: Seconds of running after which progress is taken as the speed of a kind of GPU.
+LEAST_RUN_S = 600.0
+
+
 class JobArchive(Protocol):
     """Lookups of a job table in its owner: single jobs, and jobs that have left."""
 
@@ -88,6 +92,9 @@ class JobArchive(Protocol):
 
     #: What was reported of jobs that shared GPUs (`plait.grouping.interference.PairReports`).
     pair_reports: Any
+
+    #: Speed of kinds of GPU by name, relative to known iteration times, from jobs that finished there.
+    kind_speeds: dict[str, float]
 
     def departed_sizes(self, count: int) -> tuple[FloatArray, FloatArray]:
         """Service of the first `count` jobs that left, as `JobTable.departed_sizes` returns it."""
@@ -230,6 +237,11 @@ class JobTable:
     def pair_reports(self) -> Any:
         """What was reported of jobs that shared GPUs (`plait.grouping.interference.PairReports`); None if not kept."""
         return None if self._specs is None else self._specs.pair_reports
+
+    @property
+    def kind_speeds(self) -> dict[str, float]:
+        """Speed of kinds of GPU by name, relative to known iteration times, from jobs that finished there alone."""
+        return {} if self._specs is None else self._specs.kind_speeds
 
     def __getattr__(self, name: str) -> Any:
         make = _DERIVED.get(name)
