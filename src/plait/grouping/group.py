@@ -190,10 +190,12 @@ def stayed(bucket: Bucket, of_job: Sequence[int], now: Sequence[int]) -> dict[in
         else:
             changed.append(unit)
     for size in range(max(map(len, changed), default=0), 0, -1):
-        holds: dict[Node, deque[int]] = defaultdict(deque)
-        for g in sorted(g for some in free.values() for g in some if g not in found):
-            for part in dict.fromkeys(combinations(bucket.nodes[g], size)):
-                holds[part].append(g)
+        parts = {tuple([c for c, _ in stay]) for unit in changed for stay in combinations(unit, size)}
+        rooms: dict[Node, list[int]] = {part: [] for part in parts}
+        for node, some in free.items():
+            for part in parts.intersection(combinations(node, size)):
+                rooms[part] += [g for g in some if g not in found]
+        holds = {part: deque(sorted(some)) for part, some in rooms.items()}
         still = []
         for unit in changed:
             for stay in combinations(unit, size):
@@ -413,6 +415,8 @@ def extended(
         mine = [i for i, unit in enumerate(units) if jobs.gpus[unit[0]] == bucket.gpus]
         parts.append(_Part(bucket, [units[i] for i in mine], [bool(fixed[i]) for i in mine]))
     for movable in (_Part.singles, _Part.loose):
+        if short <= 0:
+            break
         heap = [offer for i, part in enumerate(parts) for one in movable(part) if (offer := part.offer(i, one))]
         heapq.heapify(heap)
         while heap and short > 0:
