@@ -116,7 +116,12 @@ ROUTES += [Route(path, action, methods=["POST"]) for path, action in ACTIONS.ite
 def make(api: ASGIApp) -> ASGIApp:
     """The pages over the application `api`, to be mounted under `/web`."""
     web = Web(api)
-    assets = _assets()
+    # Content and mark of each file; the mark changes with the content, so browsers may keep it for ever.
+    assets = {}
+    for one in files("plait.dashboard").joinpath("assets").iterdir():
+        if one.name.rpartition(".")[2] in TYPES:
+            data = one.read_bytes()
+            assets[one.name] = data, hashlib.sha256(data).hexdigest()[:12]
     web.templates.globals["asset"] = {name: f"/web/assets/{name}?{mark}" for name, (_, mark) in assets.items()}
 
     async def asset(request: Request) -> Response:
@@ -150,13 +155,3 @@ def make(api: ASGIApp) -> ASGIApp:
         await app(scope, receive, with_headers)
 
     return answer
-
-
-def _assets() -> dict[str, tuple[bytes, str]]:
-    """Content and mark of each file; the mark changes with the content, so browsers may keep it for ever."""
-    found = {}
-    for one in files("plait.dashboard").joinpath("assets").iterdir():
-        if one.name.rpartition(".")[2] in TYPES:
-            content = one.read_bytes()
-            found[one.name] = content, hashlib.sha256(content).hexdigest()[:12]
-    return found

@@ -217,7 +217,14 @@ def drain(
             for text in moved.values():
                 typer.echo(f"  {text}")
         if within_s is not None:
-            _await_empty(service, node, within_s)
+            # Wait until no job has a process on the node; `InputError` if some remain after `within_s` seconds.
+            until = time.monotonic() + within_s
+            while left := [job for found in service.nodes() if found.id == node for job in found.jobs]:
+                if time.monotonic() > until:
+                    raise InputError(
+                        f"{', '.join(left)} still on {node} after {duration(within_s)}; look at: plait nodes"
+                    )
+                time.sleep(LOOK_S)
     if as_json:
         print_json({**msgspec.to_builtins(answer), "stops": moved})
         return
@@ -232,15 +239,6 @@ def _stop_said(service: Client, job: str) -> str:
     except PlaitError:  # it has just ended, or is another user's
         return "is stopped"
     return stop_text(msgspec.structs.replace(stops, kept=False)) if stops else "is stopped"
-
-
-def _await_empty(service: Client, node: str, within_s: float) -> None:
-    """Wait until no job has a process on the node; `InputError` if some remain after `within_s` seconds."""
-    until = time.monotonic() + within_s
-    while jobs := [job for found in service.nodes() if found.id == node for job in found.jobs]:
-        if time.monotonic() > until:
-            raise InputError(f"{', '.join(jobs)} still on {node} after {duration(within_s)}; look at: plait nodes")
-        time.sleep(LOOK_S)
 
 
 @nodes.command("resume")

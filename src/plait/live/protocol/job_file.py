@@ -307,7 +307,24 @@ def _check(value: Any, rule: Mapping[str, Any], where: str, field: str) -> None:
         for i, item in enumerate(value):
             _check(item, rule.get("items", {}), where, f"{field}[{i}]")
     elif isinstance(value, dict):
-        _check_object(value, rule, where, field)
+        known, others = rule.get("properties", {}), rule.get("additionalProperties", True)
+        start = f"{where}: " if where else ""
+        if len(value) > rule.get("maxProperties", len(value)):
+            raise WrongField(f"{start}{field} has {len(value)} entries; at most {rule['maxProperties']} fit", field)
+        for key, part in value.items():
+            if "propertyNames" in rule:
+                _check_text(str(key), rule["propertyNames"], f"{start}a name in {field}", field)
+            inner = f"{field}.{key}" if field else str(key)
+            if key in known:
+                _check(part, known[key], where, inner)
+            elif others is False:
+                raise WrongField(f"{start}unknown field {inner!r}; {suggest(str(key), known)}", inner)
+            elif isinstance(others, Mapping):
+                _check(part, others, where, inner)
+        missing = [key for key in rule.get("required", ()) if key not in value]
+        if missing:
+            key = f"{field}.{missing[0]}" if field else missing[0]
+            raise WrongField(f"{start}{key} is missing; `plait submit --schema` lists the fields of a job", key)
 
 
 def _said(value: Any) -> str:
@@ -326,27 +343,6 @@ def _check_text(value: str, rule: Mapping[str, Any], name: str, field: str) -> N
     if "pattern" in rule and not re.search(rule["pattern"].removesuffix("$") + r"\Z", value):
         wrong = next((c for i, c in enumerate(value) if not re.search(rule["pattern"], value[: i + 1])), value[-1:])
         raise WrongField(f"{name} is {value!r:.80}, which has characters that cannot be there: {wrong!r}", field)
-
-
-def _check_object(value: Mapping[str, Any], rule: Mapping[str, Any], where: str, field: str) -> None:
-    known, others = rule.get("properties", {}), rule.get("additionalProperties", True)
-    start = f"{where}: " if where else ""
-    if len(value) > rule.get("maxProperties", len(value)):
-        raise WrongField(f"{start}{field} has {len(value)} entries; at most {rule['maxProperties']} fit", field)
-    for key, item in value.items():
-        if "propertyNames" in rule:
-            _check_text(str(key), rule["propertyNames"], f"{start}a name in {field}", field)
-        inner = f"{field}.{key}" if field else str(key)
-        if key in known:
-            _check(item, known[key], where, inner)
-        elif others is False:
-            raise WrongField(f"{start}unknown field {inner!r}; {suggest(str(key), known)}", inner)
-        elif isinstance(others, Mapping):
-            _check(item, others, where, inner)
-    missing = [key for key in rule.get("required", ()) if key not in value]
-    if missing:
-        name = f"{field}.{missing[0]}" if field else missing[0]
-        raise WrongField(f"{start}{name} is missing; `plait submit --schema` lists the fields of a job", name)
 
 
 def _form(value: Any, wanted: list[str], rule: Mapping[str, Any]) -> str:

@@ -56,7 +56,15 @@ def missing(job: Mapping[str, Any], path: str | None) -> Missing | None:
         return None
     why = _program(program, job, folder, path)
     if why is None and script is not None and not os.path.exists(os.path.join(folder, script)):
-        why = _no_script(script, folder)
+        # Why a script that is not there cannot run, with the next name in its folder.
+        if os.path.isabs(script):
+            at, todo = "", "give the path of the file"
+        else:
+            at, todo = f" in {folder}, where the job runs", "give another workdir, or the path of the file"
+        where, word = os.path.split(script)
+        near = _near(word, _names(os.path.join(folder, where)))
+        hint = f" (did you mean {os.path.join(where, near)!r}?)" if near else ""
+        why = f"no file {script!r}{at}{hint}; {todo}"
     return None if why is None else Missing("command", why)
 
 
@@ -98,18 +106,6 @@ def _script(argv: Sequence[str]) -> str | None:
     except InputError:  # no Python, or with options such as -c
         return None
     return None if script.module else script.target
-
-
-def _no_script(script: str, folder: str) -> str:
-    """Why a script that is not there cannot run, with the next name in its folder."""
-    if os.path.isabs(script):
-        at, todo = "", "give the path of the file"
-    else:
-        at, todo = f" in {folder}, where the job runs", "give another workdir, or the path of the file"
-    where, name = os.path.split(script)
-    near = _near(name, _names(os.path.join(folder, where)))
-    hint = f" (did you mean {os.path.join(where, near)!r}?)" if near else ""
-    return f"no file {script!r}{at}{hint}; {todo}"
 
 
 def _near(name: str, names: Sequence[str]) -> str | None:

@@ -15,8 +15,9 @@ whose decisions then fail for everybody.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, TypeVar
 
 from plait.core.codec.schema import CodecSchemas
@@ -25,6 +26,7 @@ from plait.core.goodput import LEAST_S, MOST_GAMMA, MOST_NOISE, MOST_S, THETA, B
 from plait.core.resources import Resource
 from plait.live.protocol.validation import (
     CLOCKS_S,
+    LONGEST_REASON,
     LONGEST_S,
     MOST_BYTES,
     MOST_CORES,
@@ -65,15 +67,47 @@ _ACTIONS = frozenset(one.name.lower() for one in Action)
 _THROTTLED = frozenset(one.name.lower() for one in Throttled if one is not Throttled.NOT)
 
 
-def _clean(message: Any, **values: Any) -> None:
-    """Replace fields of a message that is being constructed."""
-    for name, value in values.items():
-        object.__setattr__(message, name, value)
+def _sane(rule: Callable[[Any], Any], default: Any) -> Any:
+    """A field that holds `rule` of its value."""
+    return field(default=default, metadata={"rule": rule})
 
 
-def _number(value: float, most: float) -> float:
-    """The number if it can be, 0 otherwise."""
-    return number_or_none(value, most) or 0.0
+def _number(most: float) -> Any:
+    """A number from 0 to `most`; 0 for any other."""
+    return _sane(lambda value: number_or_none(value, most) or 0.0, 0.0)
+
+
+def _maybe(most: float, least: float = 0.0) -> Any:
+    """A number in these bounds; None for any other."""
+    return _sane(lambda value: number_or_none(value, most, least), None)
+
+
+def _whole(least: int = 0, most: int = MOST_STORED) -> Any:
+    """A whole number; the nearest of these bounds for any other."""
+    return _sane(lambda value: min(max(value, least), most), least)
+
+
+def _text(most: int = LONGEST_REASON, default: str = "") -> Any:
+    """A text of so many characters at most, which stores and terminals can take."""
+    return _sane(lambda value: sane_text(value)[:most], default)
+
+
+def _word(known: Collection[str], default: str) -> Any:
+    """One of the known words; `default` for any other."""
+    return _sane(lambda value: value if value in known else default, default)
+
+
+class _Report:
+    """A message from where jobs can write: the rules of its fields are applied when it is constructed."""
+
+    def __post_init__(self) -> None:
+        for name, rule in _rules(type(self)):  # type: ignore[arg-type]
+            object.__setattr__(self, name, rule(getattr(self, name)))
+
+
+@cache
+def _rules(kind: Any) -> list[tuple[str, Callable[[Any], Any]]]:
+    return [(one.name, one.metadata["rule"]) for one in fields(kind) if "rule" in one.metadata]
 
 
 @dataclass(frozen=True)
@@ -103,7 +137,7 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class Adaptive:
+class Adaptive(_Report):
     """Report of a process whose batch adapts.
 
     `progress` iterations at its first batch size done, of `total`; `batch_size` examples of a step now, all ranks
@@ -112,51 +146,27 @@ class Adaptive:
     or infinite.
     """
 
-    progress: float = 0.0
-    total: float | None = None
-    batch_size: float | None = None
-    estimate: list[float | None] | None = None
-    limits: list[int] | None = None
-    not_finite: float = 0.0
-
-    def __post_init__(self) -> None:
-        estimate, limits = self.estimate, self.limits
-        if estimate is not None and not _can_be_estimate(estimate):
-            estimate = None
-        if limits is not None and len(limits) != len(BoundNames._fields):
-            limits = None
-        if limits is not None and not all(between(x, 0, MOST_EXAMPLES) for x in limits):
-            limits = None
-        _clean(
-            self,
-            progress=_number(self.progress, MOST_STEPS),
-            total=number_or_none(self.total, MOST_STEPS),
-            batch_size=number_or_none(self.batch_size, MOST_EXAMPLES, 1.0),
-            estimate=estimate,
-            limits=limits,
-            not_finite=_number(self.not_finite, MOST_STEPS),
-        )
+    progress: float = _number(MOST_STEPS)
+    total: float | None = _maybe(MOST_STEPS)
+    batch_size: float | None = _maybe(MOST_EXAMPLES, 1.0)
+    estimate: list[float | None] | None = _sane(
+        lambda value: value if value is not None and _can_be_estimate(value) else None, None
+    )
+    limits: list[int] | None = _sane(lambda value: value if value is not None and _can_be_limits(value) else None, None)
+    not_finite: float = _number(MOST_STEPS)
 
 
 @dataclass(frozen=True)
-class Memory:
+class Memory(_Report):
     """Device memory of a process in its newest steps, bytes: peak, persistent between steps, spilled to the host."""
 
-    peak_bytes: float = 0.0
-    persistent_bytes: float = 0.0
-    spill_bytes: float = 0.0
-
-    def __post_init__(self) -> None:
-        _clean(
-            self,
-            peak_bytes=_number(self.peak_bytes, MOST_BYTES),
-            persistent_bytes=_number(self.persistent_bytes, MOST_BYTES),
-            spill_bytes=_number(self.spill_bytes, MOST_BYTES),
-        )
+    peak_bytes: float = _number(MOST_BYTES)
+    persistent_bytes: float = _number(MOST_BYTES)
+    spill_bytes: float = _number(MOST_BYTES)
 
 
 @dataclass(frozen=True)
-class Sharing:
+class Sharing(_Report):
     """Limits from the coordinator of its GPU for a process that shares it.
 
     `guest`: it uses the GPU time that others leave. `share` of the GPU's time, 0 to 1; `limit_bytes` of its memory, 0 =
@@ -168,31 +178,23 @@ class Sharing:
     """
 
     guest: bool = False
-    share: float = 1.0
-    limit_bytes: float = 0.0
-    action: str = "run"
+    share: float = _sane(lambda value: number_or_none(value, 1.0) or 0.0, 1.0)
+    limit_bytes: float = _number(MOST_BYTES)
+    action: str = _word(_ACTIONS, Action.RUN.name.lower())
     beside: list[int] = field(default_factory=list)
-    leaves: str = ""
-    throttled: str = ""
-    duty: float | None = None
-    law: str = ""
+    leaves: str = _text()
+    throttled: str = _word(_THROTTLED, "")
+    duty: float | None = _maybe(1.0)
+    law: str = _text()
 
     def __post_init__(self) -> None:
-        _clean(
-            self,
-            share=_number(self.share, 1.0),
-            limit_bytes=_number(self.limit_bytes, MOST_BYTES),
-            action=self.action if self.action in _ACTIONS else Action.RUN.name.lower(),
-            beside=[job for job in self.beside if 0 <= job <= MOST_STORED][:MOST_NEIGHBOURS],
-            leaves=sane_text(self.leaves),
-            throttled=self.throttled if self.throttled in _THROTTLED else "",
-            duty=number_or_none(self.duty, 1.0),
-            law=sane_text(self.law),
-        )
+        super().__post_init__()
+        beside = [job for job in self.beside if 0 <= job <= MOST_STORED][:MOST_NEIGHBOURS]
+        object.__setattr__(self, "beside", beside)
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Exchange(_Report):
     """A rank's use of in-network aggregation since it started; see `plait.runtime.network.report`.
 
     `mode` is aggregation or gloo, with the `reason` for gloo. Bytes of gradients that the network added up and that
@@ -201,61 +203,35 @@ class Exchange:
     which uses an older one; -1 for none. `numbers`: of packets, used under its present number on the wire.
     """
 
-    mode: str = "gloo"
-    reason: str = ""
-    version: int = -1
-    aggregated_bytes: float = 0.0
-    fallback_bytes: float = 0.0
-    exchange_s: float = 0.0
-    collided_share: float = 0.0
-    resend_share: float = 0.0
-    timeouts: float = 0.0
-    numbers: float = 0.0
-
-    def __post_init__(self) -> None:
-        _clean(
-            self,
-            mode="aggregation" if self.mode == "aggregation" else "gloo",
-            reason=sane_text(self.reason)[:500],
-            version=min(max(self.version, -1), MOST_STORED),
-            aggregated_bytes=_number(self.aggregated_bytes, MOST_TRANSFERRED),
-            fallback_bytes=_number(self.fallback_bytes, MOST_TRANSFERRED),
-            exchange_s=_number(self.exchange_s, MOST_SECONDS),
-            collided_share=_number(self.collided_share, 1.0),
-            resend_share=_number(self.resend_share, 1.0),
-            timeouts=_number(self.timeouts, MOST_STEPS),
-            numbers=_number(self.numbers, MOST_STEPS),
-        )
+    mode: str = _word(("aggregation", "gloo"), "gloo")
+    reason: str = _text(500)
+    version: int = _whole(-1)
+    aggregated_bytes: float = _number(MOST_TRANSFERRED)
+    fallback_bytes: float = _number(MOST_TRANSFERRED)
+    exchange_s: float = _number(MOST_SECONDS)
+    collided_share: float = _number(1.0)
+    resend_share: float = _number(1.0)
+    timeouts: float = _number(MOST_STEPS)
+    numbers: float = _number(MOST_STEPS)
 
 
 @dataclass(frozen=True)
-class Resources:
+class Resources(_Report):
     """Recent use by the processes of a rank: CPU cores, resident bytes, bytes of disks and TCP sockets a second.
 
     Disks and sockets: None where the kernel does not count them.
     """
 
-    cpus: float = 0.0
-    memory_bytes: float = 0.0
-    read_bytes_s: float | None = None
-    written_bytes_s: float | None = None
-    sent_bytes_s: float | None = None
-    received_bytes_s: float | None = None
-
-    def __post_init__(self) -> None:
-        _clean(
-            self,
-            cpus=_number(self.cpus, MOST_CORES),
-            memory_bytes=_number(self.memory_bytes, MOST_BYTES),
-            read_bytes_s=number_or_none(self.read_bytes_s, MOST_BYTES),
-            written_bytes_s=number_or_none(self.written_bytes_s, MOST_BYTES),
-            sent_bytes_s=number_or_none(self.sent_bytes_s, MOST_BYTES),
-            received_bytes_s=number_or_none(self.received_bytes_s, MOST_BYTES),
-        )
+    cpus: float = _number(MOST_CORES)
+    memory_bytes: float = _number(MOST_BYTES)
+    read_bytes_s: float | None = _maybe(MOST_BYTES)
+    written_bytes_s: float | None = _maybe(MOST_BYTES)
+    sent_bytes_s: float | None = _maybe(MOST_BYTES)
+    received_bytes_s: float | None = _maybe(MOST_BYTES)
 
 
 @dataclass(frozen=True)
-class Seen:
+class Seen(_Report):
     """One process of one attempt, as the agent sees it.
 
     `merged`, of one that shared its process with other jobs and ended with it: culprit, bystander, unknown (which job
@@ -273,56 +249,36 @@ class Seen:
     epoch: int
     rank: int
     state: str
-    pid: int = 0
-    exit_code: int | None = None
-    reason: str | None = None
-    steps: float = 0.0
-    step_s: float | None = None
-    stage_s: list[float] | None = None
-    held_s: float = 0.0
-    total_steps: float | None = None
-    gate: str = "none"
-    checkpoint_steps: float | None = None
-    checkpoint_age_s: float | None = None
-    profile: Profile | None = None
-    skew: float | None = None
-    ended_s_ago: float = 0.0
-    merged: str = ""
+    pid: int = _sane(lambda pid: pid if 0 <= pid <= MOST_PID else 0, 0)
+    exit_code: int | None = _sane(lambda code: None if code is None else sane_code(code), None)
+    reason: str | None = _sane(lambda text: None if text is None else sane_text(text), None)
+    steps: float = _number(MOST_STEPS)
+    step_s: float | None = _maybe(LONGEST_S, SHORTEST_S)
+    stage_s: list[float] | None = _sane(
+        lambda times: times if times is None or all(between(t, 0.0, LONGEST_S) for t in times) else None, None
+    )
+    held_s: float = _number(MOST_SECONDS)
+    total_steps: float | None = _maybe(MOST_STEPS)
+    gate: str = _text(20, "none")
+    checkpoint_steps: float | None = _maybe(MOST_STEPS)
+    checkpoint_age_s: float | None = _maybe(MOST_SECONDS)
+    profile: Profile | None = _sane(lambda profile: profile if profile and sane_profile(profile) else None, None)
+    skew: float | None = _maybe(1.0)
+    ended_s_ago: float = _number(MOST_SECONDS)
+    merged: str = _text(20)
     first_step_s: float | None = None
     last_step_s: float | None = None
     adaptive: Adaptive | None = None
-    saves: str = ""
+    saves: str = _text(20)
     memory: Memory | None = None
     sharing: Sharing | None = None
     exchange: Exchange | None = None
     resources: Resources | None = None
 
     def __post_init__(self) -> None:
-        held_s, code, stage_s = _number(self.held_s, MOST_SECONDS), self.exit_code, self.stage_s
-        since_s = held_s + CLOCKS_S  # within which it has made its steps
-        if stage_s is not None and not all(between(t, 0.0, LONGEST_S) for t in stage_s):
-            stage_s = None
-        _clean(
-            self,
-            exit_code=None if code is None else sane_code(code),
-            pid=self.pid if 0 <= self.pid <= MOST_PID else 0,
-            reason=None if self.reason is None else sane_text(self.reason),
-            gate=sane_text(self.gate)[:20],
-            merged=sane_text(self.merged)[:20],
-            saves=sane_text(self.saves)[:20],
-            steps=_number(self.steps, MOST_STEPS),
-            held_s=held_s,
-            ended_s_ago=_number(self.ended_s_ago, MOST_SECONDS),
-            first_step_s=number_or_none(self.first_step_s, since_s),
-            last_step_s=number_or_none(self.last_step_s, since_s),
-            step_s=number_or_none(self.step_s, LONGEST_S, SHORTEST_S),
-            total_steps=number_or_none(self.total_steps, MOST_STEPS),
-            checkpoint_steps=number_or_none(self.checkpoint_steps, MOST_STEPS),
-            checkpoint_age_s=number_or_none(self.checkpoint_age_s, MOST_SECONDS),
-            skew=number_or_none(self.skew, 1.0),
-            stage_s=stage_s,
-            profile=self.profile if self.profile is not None and sane_profile(self.profile) else None,
-        )
+        super().__post_init__()
+        for name in ("first_step_s", "last_step_s"):  # within the time in which it has made its steps
+            object.__setattr__(self, name, number_or_none(getattr(self, name), self.held_s + CLOCKS_S))
 
 
 @dataclass(frozen=True)
@@ -334,32 +290,22 @@ class GpuUsage:
 
 
 @dataclass(frozen=True)
-class GpuMean:
+class GpuMean(_Report):
     """One GPU or slot: mean utilisation 0..1 of the last 10 s, and bytes in use; None: not known."""
 
-    utilisation: float | None = None
-    memory_bytes: float | None = None
-
-    def __post_init__(self) -> None:
-        _clean(
-            self,
-            utilisation=number_or_none(self.utilisation, 1.0),
-            memory_bytes=number_or_none(self.memory_bytes, MOST_BYTES),
-        )
+    utilisation: float | None = _maybe(1.0)
+    memory_bytes: float | None = _maybe(MOST_BYTES)
 
 
 @dataclass(frozen=True)
-class Peaks:
+class Peaks(_Report):
     """Highest speeds of a node: of the disk of its jobs and of its link. 0: could not be measured.
 
     `link_bytes_s` is that of the loopback, an upper bound, where no driver reports the speed.
     """
 
-    disk_bytes_s: float = 0.0
-    link_bytes_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        _clean(self, **{name: _number(value, MOST_BYTES) for name, value in vars(self).items()})
+    disk_bytes_s: float = _number(MOST_BYTES)
+    link_bytes_s: float = _number(MOST_BYTES)
 
 
 @dataclass(frozen=True)
@@ -377,7 +323,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class LeaseSeen:
+class LeaseSeen(_Report):
     """A job that a switch serves: the epoch of its region, and what the switch has counted of it.
 
     `held` aggregators now; packets of workers `received`, of these `collided` with another job's; sums `completed`.
@@ -386,25 +332,15 @@ class LeaseSeen:
 
     job: int
     epoch: int
-    held: float = 0.0
-    received: float = 0.0
-    collided: float = 0.0
-    completed: float = 0.0
-    refused: str = ""
-
-    def __post_init__(self) -> None:
-        _clean(
-            self,
-            held=_number(self.held, MOST_STEPS),
-            received=_number(self.received, MOST_STEPS),
-            collided=_number(self.collided, MOST_STEPS),
-            completed=_number(self.completed, MOST_STEPS),
-            refused=sane_text(self.refused)[:500],
-        )
+    held: float = _number(MOST_STEPS)
+    received: float = _number(MOST_STEPS)
+    collided: float = _number(MOST_STEPS)
+    completed: float = _number(MOST_STEPS)
+    refused: str = _text(500)
 
 
 @dataclass(frozen=True)
-class SwitchSeen:
+class SwitchSeen(_Report):
     """The state of the switch that an agent serves; without a name: none, and the agent can serve one.
 
     `declared`: the only switch that it may serve, "" for any. `incarnation` is new whenever the switch starts with
@@ -412,32 +348,21 @@ class SwitchSeen:
     aggregation server, on the address of the node. `held` of its aggregators are not free.
     """
 
-    name: str = ""
-    declared: str = ""
-    incarnation: str = ""
-    trouble: str = ""
-    data_port: int = 0
-    server_port: int = 0
-    aggregators: int = 0
-    held: float = 0.0
-    restarts: int = 0
+    name: str = _text(200)
+    declared: str = _text(200)
+    incarnation: str = _text(200)
+    trouble: str = _text(500)
+    data_port: int = _sane(lambda port: port if 0 <= port < 65_536 else 0, 0)
+    server_port: int = _sane(lambda port: port if 0 <= port < 65_536 else 0, 0)
+    aggregators: int = _whole()
+    held: float = _number(MOST_STEPS)
+    restarts: int = _whole()
     leases: list[LeaseSeen] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         leases = [one for one in self.leases if 0 <= one.job <= MOST_STORED and 0 <= one.epoch <= MOST_STORED]
-        _clean(
-            self,
-            name=sane_text(self.name)[:200],
-            declared=sane_text(self.declared)[:200],
-            incarnation=sane_text(self.incarnation)[:200],
-            trouble=sane_text(self.trouble)[:500],
-            data_port=self.data_port if 0 <= self.data_port < 65_536 else 0,
-            server_port=self.server_port if 0 <= self.server_port < 65_536 else 0,
-            aggregators=min(max(self.aggregators, 0), MOST_STORED),
-            restarts=min(max(self.restarts, 0), MOST_STORED),
-            held=_number(self.held, MOST_STEPS),
-            leases=leases[:MOST_LEASES],
-        )
+        object.__setattr__(self, "leases", leases[:MOST_LEASES])
 
 
 @dataclass(frozen=True)
@@ -468,7 +393,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Observed:
+class Observed(_Report):
     """Everything an agent sees. `agent` is new for each agent process; `reached` the newest assignment carried out.
 
     The answer may be held back for `wait_s` while there is nothing new to send: 1 in the long poll, 0 when an agent
@@ -485,13 +410,10 @@ class Observed:
     usage: Usage = field(default_factory=Usage)
     replies: list[Reply] = field(default_factory=list)
     wait_s: float = 1.0
-    leaving_s: float | None = None
+    leaving_s: float | None = _maybe(LONGEST_S)
     switch: SwitchSeen | None = None
     successors: list[list[int]] | None = None
     v: int = VERSION
-
-    def __post_init__(self) -> None:
-        _clean(self, leaving_s=number_or_none(self.leaving_s, LONGEST_S))
 
 
 @dataclass(frozen=True)
@@ -741,6 +663,10 @@ def _seen_from_json(item: Any) -> Seen | None:
             return None  # of no process
         why = f"the agent sent an unreadable report about this process: {error}"[:500]
         return Seen(job, epoch, rank, ENDED, exit_code=NONSENSE, reason=why, pid=1)
+
+
+def _can_be_limits(limits: list[int]) -> bool:
+    return len(limits) == len(BoundNames._fields) and all(between(x, 0, MOST_EXAMPLES) for x in limits)
 
 
 def _can_be_estimate(estimate: list[float | None]) -> bool:

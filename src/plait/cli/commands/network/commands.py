@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,9 +11,6 @@ from plait.cli.commands.network.packets import PacketsRequest
 from plait.cli.connection import HomeOption, JsonFlag, print_json, respond
 from plait.cli.declared import command
 from plait.live.dataplane.options import ServerOptions, SwitchOptions
-
-if TYPE_CHECKING:
-    from plait.core.cluster import Cluster
 
 app = typer.Typer(help="Networks of clusters: switches, links, and packets.", no_args_is_help=True)
 
@@ -46,8 +43,11 @@ def show(
     plait network show --cluster cluster.toml --path n0,n9
     """
     from plait.cli.commands.network.drawing import described, paths_between, show_network
+    from plait.cli.hardware import read_cluster
+    from plait.network.topology.read import networked
 
-    made = _cluster(cluster, network)
+    made = read_cluster(cluster, network)
+    made = networked(made, "single-switch") if made.network is None else made
     found = None if path is None else paths_between(made, path)
     if as_json:
         print_json(described(made) | ({} if found is None else {"paths": found}))
@@ -151,12 +151,3 @@ def topologies() -> None:
     from plait.cli.commands.network.drawing import show_topologies
 
     show_topologies()
-
-
-def _cluster(cluster: str, network: str | None) -> Cluster:
-    """The cluster, with a network: one switch where none is given."""
-    from plait.cli.hardware import read_cluster
-    from plait.network.topology.read import networked
-
-    made = read_cluster(cluster, network)
-    return networked(made, "single-switch") if made.network is None else made

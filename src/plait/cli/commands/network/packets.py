@@ -218,7 +218,22 @@ def _preset(request: PacketsRequest, protocol: str) -> Options:
     known = (*PRESETS, *COLLECTIVES, SHARP)
     if protocol not in known:
         raise InputError(f"--protocol: {protocol!r} does not exist; {suggest(protocol, known)}")
-    changed = _changed(request.options or ())
+    # Options of the protocol, of the types that they have.
+    kinds = {one.name: one.type for one in declared(Options)}
+    changed: dict[str, Any] = {}
+    for text in request.options or ():
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals:
+            raise InputError(f"--option {text!r} is not NAME=VALUE; write e.g. --option gap_threshold=1")
+        if name not in kinds:
+            raise InputError(f"--option {name!r} does not exist; {suggest(name, kinds)}")
+        if name in changed:
+            raise InputError(f"--option {name} is given twice ({changed[name]} and {value}); give it once")
+        try:
+            changed[name] = kinds[name](value)
+        except ValueError as error:
+            what = "whole number" if kinds[name] is int else "number"
+            raise InputError(f"--option {name}: {value!r} is not a {what}") from error
     changed.setdefault("window", request.window)
     changed.setdefault("payload_bytes", 1024 if protocol in (SHARP, *COLLECTIVES) else 248)
     if request.cc:
@@ -228,26 +243,6 @@ def _preset(request: PacketsRequest, protocol: str) -> Options:
     except InputError as error:
         where = "--cc" if str(error).startswith("cc ") and request.cc else "--option"
         raise InputError(f"{where}: {error}") from error
-
-
-def _changed(texts: Sequence[str]) -> dict[str, Any]:
-    """Options of the protocol, of the types that they have."""
-    kinds = {one.name: one.type for one in declared(Options)}
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = (part.strip() for part in text.partition("="))
-        if not equals:
-            raise InputError(f"--option {text!r} is not NAME=VALUE; write e.g. --option gap_threshold=1")
-        if name not in kinds:
-            raise InputError(f"--option {name!r} does not exist; {suggest(name, kinds)}")
-        if name in found:
-            raise InputError(f"--option {name} is given twice ({found[name]} and {value}); give it once")
-        try:
-            found[name] = kinds[name](value)
-        except ValueError as error:
-            what = "whole number" if kinds[name] is int else "number"
-            raise InputError(f"--option {name}: {value!r} is not a {what}") from error
-    return found
 
 
 def _priorities(request: PacketsRequest, systems: Sequence[str]) -> list[int | None]:

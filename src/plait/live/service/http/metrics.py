@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -78,7 +78,9 @@ class Metrics:
             ("gpus", "GPUs on nodes that are there.", "state"),
         ):
             family = GaugeMetricFamily(f"plait_{name}", words, labels=(label,))
-            for state, count in _counts(getattr(status, name)).items():
+            value = getattr(status, name)
+            counts = structs.asdict(value) if isinstance(value, Gpus) else value
+            for state, count in counts.items():
                 family.add_metric((state,), count)
             yield family
         yield GaugeMetricFamily("plait_policy_failed", "1 if the last decision failed.", bool(status.policy_error))
@@ -126,10 +128,6 @@ class Metrics:
         """The answer to a scrape; `bill`: of the last day, None without prices; `held_idle`: GPUs held and idle."""
         self._found = status, network, bill, held_idle
         return generate_latest(self.registry)
-
-
-def _counts(value: Gpus | dict[Any, int]) -> dict[Any, int]:
-    return structs.asdict(value) if isinstance(value, Gpus) else value
 
 
 def _of_network(found: NetworkOfCluster) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
