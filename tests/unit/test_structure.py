@@ -256,7 +256,7 @@ RENAMING = {
     "plait.live.backends.host": "logs that are turned over",
     "plait.cli.commands.admin": "moves a backup that the service wrote",
     "plait.live.fencing": "puts files of a job aside",
-    "plait.live.store.backup": "puts the old store aside",
+    "plait.live.store.connecting": "puts the old store aside",
     "plait.runtime.group_files": "names a folder",
     "plait.training.state.checkpoint_store": "names a folder, and takes a marker away",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from plait.cli.declared import command
+from plait.cli.lazy import command
 from plait_papers.requests import (
     AntManRequest,
     EverythingRequest,

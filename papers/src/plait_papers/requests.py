@@ -1,4 +1,4 @@
-"""The options of `plait reproduce`, each a field; `plait.cli.declared` makes the commands."""
+"""The options of `plait reproduce`, each a field; `plait.cli.lazy` makes the commands."""
 
 from __future__ import annotations
 

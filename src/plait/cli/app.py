@@ -62,7 +62,7 @@ ENTRIES = {
     "compare": Entry(SIMULATE, "simulate:compare", "Compare two runs of the same jobs: who gained, who lost.", BARE),
     "sweep": Entry(SIMULATE, "simulate:sweep", "Run a grid of policies, loads, seeds and clusters.", BARE),
     "advise": Entry(SIMULATE, "advise:advise", "Show what other choices would have changed in a history.", BARE),
-    "tune": Entry(SIMULATE, "tune:tune", "Fit a policy to half of a trace, and judge it on the rest.", BARE),
+    "tune": Entry(SIMULATE, "simulate:tune", "Fit a policy to half of a trace, and judge it on the rest.", BARE),
     "tune-job": Entry(JOBS, "tune_job:tune_job", "Search the hyper-parameters of a training by jobs.", VERBATIM),
     "network": Entry(
         SIMULATE, "plait.cli.commands.network.commands:app", "Networks of clusters: switches, links, and packets."

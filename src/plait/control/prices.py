@@ -45,6 +45,15 @@ class Prices:
             found[kind or ANY] = value
         return cls(found, currency.strip())
 
+    @classmethod
+    def given(cls, texts: Iterable[str] | None, currency: str) -> Prices | None:
+        """The prices of `--price` and `--currency`, None without any; raises `InputError` for anything else."""
+        if texts:
+            return cls.parse([part for text in texts for part in text.split(",")], currency)
+        if currency:
+            raise InputError("--currency is the label of prices; give --price, e.g. --price 2.5")
+        return None
+
     def of(self, kind: str) -> float:
         """The price of a GPU of this kind for an hour; raises `InputError` if none was given."""
         price = self.per_gpu_h.get(kind, self.per_gpu_h.get(ANY))

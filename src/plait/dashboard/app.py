@@ -12,8 +12,8 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 
 from plait.dashboard.api_client import SESSION_S, Refused
-from plait.dashboard.pages import events, jobs, nodes, overview, policy, submission
-from plait.dashboard.web import ROOT, Viewer, Web, cookie_name, done, form_of, from_here, web_of
+from plait.dashboard.pages import cluster, jobs, overview, submission
+from plait.dashboard.web import ROOT, Viewer, Web, cookie_name, done, form_of, from_here, sends, ticked, web_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -95,20 +95,24 @@ ROUTES = [
     Route("/", overview.overview), Route("/live", overview.stream),
     Route("/jobs", jobs.list_jobs), Route("/jobs/{job}", jobs.show_job),
     Route("/jobs/{job}/change", jobs.ask_changes), Route("/jobs/{job}/what-if", submission.like_it),
-    Route("/jobs/{job}/log", events.text), Route("/jobs/{job}/tail", events.tail),
-    Route("/submit", submission.new_job), Route("/what-if", policy.what_if), Route("/queue", overview.show_queue),
-    Route("/nodes", nodes.list_nodes), Route("/nodes/{node}", nodes.show_node),
+    Route("/jobs/{job}/log", cluster.text), Route("/jobs/{job}/tail", cluster.tail),
+    Route("/submit", submission.new_job), Route("/what-if", cluster.what_if), Route("/queue", overview.show_queue),
+    Route("/nodes", cluster.list_nodes), Route("/nodes/{node}", cluster.show_node),
     Route("/costs", overview.show_costs),
-    Route("/events", events.list_events), Route("/policy", policy.show_policy), Route("/login", ask),
+    Route("/events", cluster.list_events), Route("/policy", cluster.show_policy), Route("/login", ask),
 ]  # fmt: skip
 ACTIONS = {
     "/login": log_in, "/logout": log_out, "/codes": make_code, "/submit": submission.submit,
     "/submit/what-if": submission.what_if,
-    "/jobs/several": jobs.several, "/jobs/{job}/cancel": jobs.cancel, "/jobs/{job}/requeue": jobs.requeue,
-    "/jobs/{job}/clone": jobs.clone, "/jobs/{job}/hold": jobs.hold, "/jobs/{job}/change": jobs.change,
-    "/nodes/{node}/drain": nodes.drain, "/nodes/{node}/resume": nodes.resume,
-    "/reservations": nodes.reserve, "/reservations/{reservation}/cancel": nodes.cancel_reservation,
-    "/policy": policy.set_policy,
+    "/jobs/several": jobs.several, "/jobs/{job}/clone": jobs.clone, "/jobs/{job}/change": jobs.change,
+    "/jobs/{job}/cancel": sends("DELETE", "/v1/jobs/{job}", "/jobs/{job}"),
+    "/jobs/{job}/requeue": sends("POST", "/v1/jobs/{job}/requeue", "/jobs/{job}", ticked("may_lose_work")),
+    "/jobs/{job}/hold": sends("PATCH", "/v1/jobs/{job}", "/jobs/{job}", ticked("hold")),
+    "/nodes/{node}/drain": sends("POST", "/v1/nodes/{node}/drain", "/nodes/{node}", ticked("may_lose_work")),
+    "/nodes/{node}/resume": sends("POST", "/v1/nodes/{node}/resume", "/nodes/{node}"),
+    "/reservations": cluster.reserve,
+    "/reservations/{reservation}/cancel": sends("DELETE", "/v1/reservations/{reservation}", "/nodes"),
+    "/policy": cluster.set_policy,
 }  # fmt: skip
 ROUTES += [Route(path, action, methods=["POST"]) for path, action in ACTIONS.items()]
 

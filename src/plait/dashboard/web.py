@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from plait.core.version import __version__
 from plait.core.words import counted, duration, gpu_hours, in_unit
-from plait.dashboard.api_client import Answers, ApiClient, Refused, Session, Sessions
+from plait.dashboard.api_client import Answers, ApiClient, Refused, Session, Sessions, segment
 from plait.dashboard.figures import ago, hue, share, size
 from plait.live.scheduler.records.event_words import brief
 
@@ -153,6 +153,24 @@ def done(page: Callable[[Viewer, dict[str, str]], Awaitable[str]]) -> Handler:
         return RedirectResponse(target, 303)
 
     return shown(wraps(page)(act))
+
+
+def sends(
+    method: str, path: str, target: str, body: Callable[[dict[str, str]], Mapping[str, Any] | None] = lambda form: None
+) -> Handler:
+    """A handler of a form that sends one request to the API and goes to `target`; both paths as in routes."""
+
+    async def send(viewer: Viewer, form: dict[str, str]) -> str:
+        names = {name: segment(value) for name, value in viewer.request.path_params.items()}
+        await viewer.api.ask(method, path.format(**names), body=body(form))
+        return ROOT + target.format(**names)
+
+    return done(send)
+
+
+def ticked(name: str) -> Callable[[dict[str, str]], Mapping[str, Any]]:
+    """The body of a request with one flag: whether its box is ticked."""
+    return lambda form: {name: form.get(name) == "on"}
 
 
 async def checked_form(viewer: Viewer) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from plait.cli import patience
+from plait.cli import connection as patience
 from plait.cli.commands import jobs
 from plait.cli.commands.jobs import (
     HISTORY_COLUMNS,

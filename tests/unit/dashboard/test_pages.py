@@ -18,7 +18,7 @@ from world import HOSTILE, Browser, World
 
 from plait.dashboard import figures
 from plait.dashboard.figures import Recent, holders, hue, neighbours, of_node, reasons, recent, timeline
-from plait.dashboard.pages import events
+from plait.dashboard.pages import cluster as pages
 from plait.live.protocol.wire import Profile, Reply
 from plait.live.service.logs import NoAnswer
 from plait.live.service.serving import load_pages
@@ -431,7 +431,7 @@ def test_a_log_is_found_by_any_name_of_its_job(beating: World, login: Login) -> 
 def test_the_end_of_a_log_that_cannot_be_read_is_named(
     beating: World, login: Login, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "PART", 5)
+    monkeypatch.setattr(pages, "PART", 5)
     read, asked = beating.mailbox.ask, []
 
     async def once(*given: Any) -> Reply:

@@ -17,7 +17,7 @@ from kustomized import CLUSTER_WIDE, render
 from typer.main import get_command
 
 from plait.cli.app import app
-from plait.live.service.http.gateway import HEALTH
+from plait.live.service.http.limits import HEALTH
 from plait.live.service.options import read_options
 from plait.live.supervisor import agent_keeper
 

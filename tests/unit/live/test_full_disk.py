@@ -285,7 +285,7 @@ def test_a_full_disk_shows_what_is_stored_and_since_when(tmp_path: Path, monkeyp
 
 
 def test_agents_go_on_as_they_are_while_the_service_waits_for_room() -> None:
-    from plait.live.service.http.routes.agents import _current_assignment
+    from plait.live.service.http.routes.admin import _current_assignment
 
     class One:
         class worker:

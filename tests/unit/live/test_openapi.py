@@ -24,7 +24,7 @@ from test_service_api import service as service  # a fixture
 from plait.live.protocol.wire import ENDED, RUNNING, ConsoleReply, NodeInfo, Observed, Reply, Seen, to_json
 from plait.live.service.http import openapi
 from plait.live.service.http.app import ROUTES
-from plait.live.service.http.gateway import Gateway
+from plait.live.service.http.limits import Gateway
 from plait.live.service.http.openapi import operations
 from plait.live.store import NoRoom, StoreError
 

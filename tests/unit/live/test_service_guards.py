@@ -52,8 +52,7 @@ from plait.live.service.http.connections import (
     Connections,
     Surplus,
 )
-from plait.live.service.http.gateway import Gateway
-from plait.live.service.http.limits import BodyLimit
+from plait.live.service.http.limits import BodyLimit, Gateway
 from plait.live.service.logs import Mailbox, NoAnswer
 from plait.live.service.serving import AgentServer, Server, load_pages
 from plait.live.service.worker import Stopped, Worker

@@ -33,8 +33,8 @@ from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.records.event_words import in_words
 from plait.live.store import Entry, Store, StoreError, Token, schema
 from plait.live.store import store as store_module
-from plait.live.store.backup import restore_backup
-from plait.live.store.checksums import CRC, Checksums
+from plait.live.store.connecting import restore_backup
+from plait.live.store.schema import CRC, Checksums
 from plait.outlook.log_replay import replay, stored_rows
 from sampling import sample
 

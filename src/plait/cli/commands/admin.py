@@ -162,7 +162,7 @@ def restore(
     import sqlite3
 
     from plait.live.layout import Layout, make_private
-    from plait.live.store.backup import restore_backup
+    from plait.live.store.connecting import restore_backup
 
     layout = Layout.at(home)
     if service_lives(layout):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plait.cli.connection import HomeOption
-from plait.cli.declared import command
 from plait.cli.experiments.options import (
     UNREADABLE,
     Columns,
@@ -28,6 +27,7 @@ from plait.cli.experiments.options import (
     Unreadable,
     reading,
 )
+from plait.cli.lazy import command
 from plait.cli.policy_modules import AllowForLog
 from plait.core.errors import InputError
 from plait.core.words import counted
@@ -90,9 +90,9 @@ class AdviseRequest:
 def answer(request: AdviseRequest) -> None:
     import os
 
-    from plait.cli.experiments.cases import read_prices
     from plait.cli.experiments.outputs import STDOUT, Outputs
     from plait.cli.render.console import Bar, console
+    from plait.control.prices import Prices
     from plait.live.notes import note
     from plait.outlook.advice import AdviceRequest, advise
     from plait.policies.catalog import import_from_here, split_policies
@@ -102,7 +102,7 @@ def answer(request: AdviseRequest) -> None:
         to_stdout = request.json == STDOUT
         rows = None if request.json is None or to_stdout else outputs.path(request.json)
         page = None if request.report is None else outputs.path(request.report)
-        prices = read_prices(request.price, request.currency)  # refused before a long history is read
+        prices = Prices.given(request.price, request.currency)  # refused before a long history is read
         past = read_past(request)
         for remark in past.remarks:
             note(f"{request.history or request.name}: {remark}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json
-from plait.cli.declared import command
+from plait.cli.lazy import command
 from plait.core.errors import InputError, MissingExtra
 from plait.live.notes import note
 from plait.live.supervisor.options import UpOptions

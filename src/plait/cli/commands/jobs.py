@@ -11,8 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from plait.cli.connection import HomeOption, JsonFlag, client, print_json, print_table, progress, respond
-from plait.cli.patience import LOOK_S, awaited, last_state, patiently, while_it_is_started
+from plait.cli.connection import (
+    LOOK_S,
+    HomeOption,
+    JsonFlag,
+    awaited,
+    client,
+    last_state,
+    patiently,
+    print_json,
+    print_table,
+    progress,
+    respond,
+    while_it_is_started,
+)
 from plait.cli.render import job_views
 from plait.cli.render.tables import plain, plain_lines
 from plait.core.errors import InputError, PlaitError

@@ -13,7 +13,7 @@ import typer
 
 from plait.cli.commands.jobs import JobArgument, JobsArgument, TagOption, await_ends, chosen
 from plait.cli.connection import HomeOption, JsonFlag, LoseWork, client, print_json
-from plait.cli.declared import command
+from plait.cli.lazy import command
 from plait.cli.render.console import TYPED
 from plait.cli.render.forecast_lines import choice_lines, what_if_lines
 from plait.cli.render.tables import plain_lines

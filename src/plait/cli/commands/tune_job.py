@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.cli.connection import client, print_json, print_table
-from plait.cli.declared import command
+from plait.cli.lazy import command
 from plait.cli.submission import Asked, requests_of, runs_here
 from plait.core.errors import InputError
 from plait.core.options import option

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -16,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from plait.cli.connection import print_table
-from plait.cli.experiments.demonstration import demo_cluster, find_examples
-from plait.core.errors import MissingExtra, PlaitError
+from plait.cli.experiments.demonstration import demo_cluster, find_examples, need_modules
+from plait.core.errors import PlaitError
 from plait.core.files import write_text
 from plait.live.api.jobs import WholeJob
 from plait.live.client.client import FINAL, Client
@@ -288,9 +287,7 @@ demo kills the agent of the node, then the opportunistic training."""
 
 def demonstrate_sharing(out: Path, examples: Path | None) -> None:
     """Measure alone, packed and under the policy `antman`, print and write a report; leaves nothing running."""
-    for module in ("starlette", "sqlalchemy", "httpx"):
-        if importlib.util.find_spec(module) is None:
-            raise MissingExtra(module, "live", "the demo of a running cluster (plait demo --simulate needs nothing)")
+    need_modules(starlette="live", sqlalchemy="live", httpx="live")
     script = find_examples(examples) / SCRIPT
     out.mkdir(parents=True, exist_ok=True)
     print(INTRODUCTION)

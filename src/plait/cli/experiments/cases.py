@@ -69,7 +69,7 @@ def _cases_on(request: Request) -> list[Case]:
             note(f"warning: {policy} places jobs in its own way; --placement does not change it")
     worlds = [make_asked_world(name.strip(), request) for name in request.world.split(",")]
     window = None if request.window is None else read_window(request.window)
-    prices = read_prices(request.price, request.currency)
+    prices = Prices.given(request.price, request.currency)
     seeds, rule = parse_range(request.seed, "seed"), rule_named(request.preemption)
     reservations = read_reservations(request.reserve or ())
     elastic = None if request.elastic is None else ElasticNodes.parse(request.elastic, request.node_start)
@@ -130,15 +130,6 @@ def with_gpu_memory(cluster: Cluster, gigabytes: float | None) -> Cluster:
     size = int(gigabytes * 1e9)
     nodes = tuple(replace(node, gpu_memory_bytes=node.gpu_memory_bytes or size) for node in cluster.nodes)
     return replace(cluster, nodes=nodes)
-
-
-def read_prices(texts: Sequence[str] | None, currency: str) -> Prices | None:
-    """The prices of the command line; None without any. Raises `InputError`."""
-    if texts:
-        return Prices.parse([part for text in texts for part in text.split(",")], currency)
-    if currency:
-        raise InputError("--currency is the label of prices; give --price, e.g. --price 2.5")
-    return None
 
 
 def _say_ignored(path: Path, policy: str, jobs: JobBatch) -> None:

@@ -86,9 +86,7 @@ def demonstrate(out: Path, examples: Path | None, policy: str) -> None:
     `out`: folder of the report; `examples`: folder of the training scripts, None: that of the repository; `policy`:
     which interleaves the jobs in the second run.
     """
-    for module, extra in (("torch", "torch"), ("starlette", "live"), ("sqlalchemy", "live"), ("httpx", "live")):
-        if importlib.util.find_spec(module) is None:
-            raise MissingExtra(module, extra, "the demo of a running cluster (plait demo --simulate needs nothing)")
+    need_modules(torch="torch", starlette="live", sqlalchemy="live", httpx="live")
     folder = find_examples(examples)
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="plait-demo-") as work:
@@ -102,6 +100,15 @@ def demonstrate(out: Path, examples: Path | None, policy: str) -> None:
         runs = [first, run_once(policy, jobs, "taking turns, by the profiles that were just measured", out)]
     show(runs)
     write(runs, out)
+
+
+def need_modules(
+    what: str = "the demo of a running cluster (plait demo --simulate needs nothing)", /, **extras: str
+) -> None:
+    """Raise `MissingExtra` for the first module that is not installed; `extras`: by module the extra that brings it."""
+    for module, extra in extras.items():
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtra(module, extra, what)
 
 
 def find_examples(given: Path | None) -> Path:

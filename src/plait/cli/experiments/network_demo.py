@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import time
@@ -15,8 +14,8 @@ from markupsafe import Markup
 
 from plait.cli.commands.network.cluster_view import rate_text, region_text, share_text
 from plait.cli.connection import print_table
-from plait.cli.experiments.demonstration import demo_cluster, find_examples
-from plait.core.errors import MissingExtra, PlaitError
+from plait.cli.experiments.demonstration import demo_cluster, find_examples, need_modules
+from plait.core.errors import PlaitError
 from plait.core.files import write_text
 from plait.live.api.cluster import NetworkJob
 from plait.live.api.jobs import Region
@@ -81,9 +80,7 @@ class DemoWorld:
 
 def demonstrate_network(out: Path, examples: Path | None) -> None:
     """Run both jobs under each policy, print what they had and did, and write a report; leaves nothing running."""
-    for module, extra in (("starlette", "live"), ("torch", "torch"), ("numba", "sim")):
-        if importlib.util.find_spec(module) is None:
-            raise MissingExtra(module, extra, "the demo of in-network aggregation")
+    need_modules("the demo of in-network aggregation", starlette="live", torch="torch", numba="sim")
     script = find_examples(examples) / SCRIPT
     out.mkdir(parents=True, exist_ok=True)
     print(INTRODUCTION)

@@ -134,31 +134,6 @@ CLASSES = ("guaranteed", "opportunistic", "auto")
 
 
 @done
-async def cancel(viewer: Viewer, form: dict[str, str]) -> str:
-    """Cancel a job."""
-    name = segment(viewer.request.path_params["job"])
-    await viewer.api.ask("DELETE", f"/v1/jobs/{name}")
-    return f"{ROOT}/jobs/{name}"
-
-
-@done
-async def requeue(viewer: Viewer, form: dict[str, str]) -> str:
-    """Send a job back to the queue."""
-    name = segment(viewer.request.path_params["job"])
-    body = {"may_lose_work": form.get("may_lose_work") == "on"}
-    await viewer.api.ask("POST", f"/v1/jobs/{name}/requeue", body=body)
-    return f"{ROOT}/jobs/{name}"
-
-
-@done
-async def hold(viewer: Viewer, form: dict[str, str]) -> str:
-    """Hold a waiting job, or release it."""
-    name = segment(viewer.request.path_params["job"])
-    await viewer.api.ask("PATCH", f"/v1/jobs/{name}", body={"hold": form.get("hold") == "on"})
-    return f"{ROOT}/jobs/{name}"
-
-
-@done
 async def clone(viewer: Viewer, form: dict[str, str]) -> str:
     """Submit the same job again, and show the new one."""
     name = segment(viewer.request.path_params["job"])

@@ -7,7 +7,6 @@ from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.core.errors import InputError
 from plait.core.options import declared, option, parse, put
 from plait.live.discovery import STORE_VARIABLE
 from plait.live.layout import FIRST, SECOND
@@ -118,13 +117,9 @@ class ServiceOptions:
     @property
     def prices(self) -> Prices | None:
         """Prices of GPU-hours; None without any. Raises `InputError` for what is no price."""
-        if self.price:
-            from plait.control.prices import Prices
+        from plait.control.prices import Prices
 
-            return Prices.parse([part for text in self.price for part in text.split(",")], self.currency)
-        if self.currency:
-            raise InputError("--currency is the label of prices; give --price, e.g. --price 2.5")
-        return None
+        return Prices.given(self.price, self.currency)
 
     @property
     def lease(self) -> float:

@@ -27,7 +27,7 @@ from plait.core.files import is_at_its_path
 from plait.live import discovery
 from plait.live.layout import Layout
 from plait.live.service.http.connections import Acceptor, Connection, Connections, counted, room
-from plait.live.service.http.gateway import Gateway
+from plait.live.service.http.limits import Gateway
 from plait.live.service.leadership import Leadership, open_leadership
 from plait.live.service.options import ServiceOptions
 from plait.live.service.warmup import compile_rest, get_ready, warm_up

@@ -13,35 +13,65 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args, get_type_hints
 
+import sqlalchemy as sa
 from msgspec import Struct, structs
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Double,
-    Float,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    PrimaryKeyConstraint,
-    String,
-    Table,
-    Text,
-    and_,
-    cast,
-    literal,
-    or_,
-)
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.selectable import FromClause
 
 from plait.live.api.jobs import JobAttempt, JobRow
-from plait.live.store.checksums import CRC, Checksums
+
+# Checksums of rows: a bit that a disk or memory flipped is found, and the row that has it is named.
+#
+# SQLite and PostgreSQL notice damage to their own structure, not to a value.
+
+#: The column of a row's checksum; null in rows of versions that wrote none.
+CRC = "crc"
+
+
+def _float(value: Any) -> float | None:
+    """A number as every store gives it back: without NaN, and without the sign of zero."""
+    return None if value is None or value != value else float(value) + 0.0
+
+
+def _converter(column: sa.Column[Any]) -> Callable[[Any], Any]:
+    if isinstance(column.type, sa.Float):
+        return _float
+    if isinstance(column.type, sa.LargeBinary):
+        return zlib.crc32
+    if isinstance(column.type, sa.Boolean):
+        return bool
+    return (lambda value: None if value is None else int(value)) if isinstance(column.type, sa.Integer) else str
+
+
+class Checksums:
+    """Checksums of one table's rows."""
+
+    def __init__(self, table: sa.Table) -> None:
+        self.table = table
+        self._columns = [(column.name, _converter(column)) for column in table.c if column.name != CRC]
+        self._keys = [column.name for column in table.primary_key.columns]
+
+    def of(self, row: Mapping[Any, Any]) -> int:
+        """The CRC-32 of a row; a column that is missing counts as null."""
+        return zlib.crc32(repr([convert(row.get(name)) for name, convert in self._columns]).encode())
+
+    def add(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{**row, CRC: self.of(row)} for row in rows]
+
+    def problem(self, row: Mapping[Any, Any]) -> str:
+        """Which row of the table does not match its checksum; "" if it does, or has none."""
+        try:
+            if row[CRC] is None or row[CRC] == self.of(row):
+                return ""
+        except (ValueError, TypeError, OverflowError):  # a text where a number was
+            pass
+        key = ", ".join(f"{name} {row[name]!r}" for name in self._keys)
+        return f"row {key} of table {self.table.name} does not match its checksum"
+
 
 #: Elements of a list that become JSON in one go.
 _PIECE = 100
@@ -76,45 +106,45 @@ def _dump(value: Any) -> str:
 #: Version of these tables, which `meta` has as `schema`.
 VERSION = "1"
 
-metadata = MetaData()
+metadata = sa.MetaData()
 
-meta = Table(
+meta = sa.Table(
     "meta",
     metadata,
-    Column("key", String(64), primary_key=True),
-    Column("value", Text, nullable=False),
-    Column(CRC, BigInteger),
+    sa.Column("key", sa.String(64), primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+    sa.Column(CRC, sa.BigInteger),
 )
 
-log = Table(
+log = sa.Table(
     "log",
     metadata,
-    Column("seq", BigInteger, primary_key=True, autoincrement=False),
-    Column("at_s", Float, nullable=False),
-    Column("type", String(32), nullable=False),
-    Column("entry", Text, nullable=False),
-    Column("commands", Text, nullable=False),
-    Column(CRC, BigInteger),
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("at_s", sa.Float, nullable=False),
+    sa.Column("type", sa.String(32), nullable=False),
+    sa.Column("entry", sa.Text, nullable=False),
+    sa.Column("commands", sa.Text, nullable=False),
+    sa.Column(CRC, sa.BigInteger),
 )
 
-log_jobs = Table(
+log_jobs = sa.Table(
     "log_jobs",
     metadata,
-    Column("job", BigInteger, nullable=False),
-    Column("seq", BigInteger, nullable=False),
-    Column(CRC, BigInteger),
-    PrimaryKeyConstraint("job", "seq"),
+    sa.Column("job", sa.BigInteger, nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.Column(CRC, sa.BigInteger),
+    sa.PrimaryKeyConstraint("job", "seq"),
 )
 
-snapshots = Table(
+snapshots = sa.Table(
     "snapshots",
     metadata,
-    Column("seq", BigInteger, primary_key=True, autoincrement=False),
-    Column("body", LargeBinary, nullable=False),
-    Column(CRC, BigInteger),
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Column(CRC, sa.BigInteger),
 )
 
-_TYPES: dict[Any, type[Any]] = {int: BigInteger, float: Float}
+_TYPES: dict[Any, type[Any]] = {int: sa.BigInteger, float: sa.Float}
 
 
 def fields_of(kind: type[Struct], *derived: str) -> dict[str, str]:
@@ -122,83 +152,83 @@ def fields_of(kind: type[Struct], *derived: str) -> dict[str, str]:
     return {one.encode_name: one.name for one in structs.fields(kind) if one.required and one.name not in derived}
 
 
-def _columns(kind: type[Struct], fields: Mapping[str, str]) -> Iterator[Column[Any]]:
+def _columns(kind: type[Struct], fields: Mapping[str, str]) -> Iterator[sa.Column[Any]]:
     """Columns of these fields; what is no number is a text."""
     hints = get_type_hints(kind)
     for name, field_name in fields.items():
         kinds = get_args(hints[field_name])
         optional = type(None) in kinds
-        yield Column(name, _TYPES.get(kinds[0] if optional else hints[field_name], Text), nullable=optional)
+        yield sa.Column(name, _TYPES.get(kinds[0] if optional else hints[field_name], sa.Text), nullable=optional)
 
 
 JOB_FIELDS = fields_of(JobRow, "number", "id", "age_s", "jct_s")
 ATTEMPT_FIELDS = fields_of(JobAttempt, "nodes", "gpus", "exit_code")
 
-jobs = Table(
+jobs = sa.Table(
     "jobs",
     metadata,
-    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
     *_columns(JobRow, JOB_FIELDS),
-    Column("request", Text, nullable=False),
-    Column(CRC, BigInteger),
-    Index("jobs_by_state", "state", "number"),
-    Index("jobs_by_user", "user", "number"),
-    Index("jobs_by_array", "array", "number"),
+    sa.Column("request", sa.Text, nullable=False),
+    sa.Column(CRC, sa.BigInteger),
+    sa.Index("jobs_by_state", "state", "number"),
+    sa.Index("jobs_by_user", "user", "number"),
+    sa.Index("jobs_by_array", "array", "number"),
 )
 
-attempts = Table(
+attempts = sa.Table(
     "attempts",
     metadata,
-    Column("job", BigInteger, nullable=False),
+    sa.Column("job", sa.BigInteger, nullable=False),
     *_columns(JobAttempt, ATTEMPT_FIELDS),
-    Column(CRC, BigInteger),
-    PrimaryKeyConstraint("job", "epoch"),
+    sa.Column(CRC, sa.BigInteger),
+    sa.PrimaryKeyConstraint("job", "epoch"),
 )
 
-nodes = Table(
+nodes = sa.Table(
     "nodes",
     metadata,
-    Column("id", String(128), primary_key=True),
-    Column("state", String(16), nullable=False),
-    Column("info", Text, nullable=False),
-    Column(CRC, BigInteger),
+    sa.Column("id", sa.String(128), primary_key=True),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("info", sa.Text, nullable=False),
+    sa.Column(CRC, sa.BigInteger),
 )
 
-tokens = Table(
+tokens = sa.Table(
     "tokens",
     metadata,
-    Column("hash", String(64), primary_key=True),
-    Column("id", String(16), nullable=False, unique=True),
-    Column("user", String(128), nullable=False),
-    Column("role", String(16), nullable=False),
-    Column("project", String(128), nullable=False),
-    Column("created_s", Float, nullable=False),
-    Column("revoked", Boolean, nullable=False, default=False),
-    Column("expires_s", Float),
-    Column("node", String(128)),
-    Column(CRC, BigInteger),
+    sa.Column("hash", sa.String(64), primary_key=True),
+    sa.Column("id", sa.String(16), nullable=False, unique=True),
+    sa.Column("user", sa.String(128), nullable=False),
+    sa.Column("role", sa.String(16), nullable=False),
+    sa.Column("project", sa.String(128), nullable=False),
+    sa.Column("created_s", sa.Float, nullable=False),
+    sa.Column("revoked", sa.Boolean, nullable=False, default=False),
+    sa.Column("expires_s", sa.Float),
+    sa.Column("node", sa.String(128)),
+    sa.Column(CRC, sa.BigInteger),
 )
 
-projects = Table(
+projects = sa.Table(
     "projects",
     metadata,
-    Column("name", String(128), primary_key=True),
-    Column("gpu_quota", Integer),
-    Column("weight", Float, nullable=False),
-    Column("default_time_s", Float),
-    Column("most_time_s", Float),
-    Column("most_idle_s", Float),
-    Column(CRC, BigInteger),
+    sa.Column("name", sa.String(128), primary_key=True),
+    sa.Column("gpu_quota", sa.Integer),
+    sa.Column("weight", sa.Float, nullable=False),
+    sa.Column("default_time_s", sa.Float),
+    sa.Column("most_time_s", sa.Float),
+    sa.Column("most_idle_s", sa.Float),
+    sa.Column(CRC, sa.BigInteger),
 )
 
-lease = Table(
+lease = sa.Table(
     "lease",
     metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("holder", Text, nullable=False),
-    Column("url", Text, nullable=False),
-    Column("term", BigInteger, nullable=False),
-    Column("until_s", Double, nullable=False),
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("holder", sa.Text, nullable=False),
+    sa.Column("url", sa.Text, nullable=False),
+    sa.Column("term", sa.BigInteger, nullable=False),
+    sa.Column("until_s", sa.Double, nullable=False),
 )
 
 #: The checksums of all tables but `lease`, of which nothing outlives its leader.
@@ -216,13 +246,13 @@ def jobs_with(jobs: FromClause, text: str, mine: str | None = None) -> ColumnEle
     In any case; `jobs` is the table or an alias of it. With `mine`, only names and commands of this user: commands of
     other users' jobs are private.
     """
-    job_id = literal("j-").concat(cast(jobs.c.number, Text))
+    job_id = sa.literal("j-").concat(sa.cast(jobs.c.number, sa.Text))
     columns = (jobs.c[name] for name in ("array", "tags", "user", "project", "model", "nodes"))
     known = job_id, *columns
-    own = or_(*(column.icontains(text, autoescape=True) for column in (jobs.c.name, jobs.c.command)))
+    own = sa.or_(*(column.icontains(text, autoescape=True) for column in (jobs.c.name, jobs.c.command)))
     if mine is not None:
-        own = and_(jobs.c.user == mine, own)
-    return or_(own, *(column.icontains(text, autoescape=True) for column in known))
+        own = sa.and_(jobs.c.user == mine, own)
+    return sa.or_(own, *(column.icontains(text, autoescape=True) for column in known))
 
 
 @dataclass(frozen=True, slots=True)

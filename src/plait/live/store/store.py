@@ -36,12 +36,11 @@ from plait.core.words import arguments, command_line
 from plait.live.api.jobs import FINAL, JobAttempt, JobRow, RankOfAttempt
 from plait.live.layout import job_name
 from plait.live.store import schema
-from plait.live.store.checksums import CRC, Checksums
 from plait.live.store.connecting import lock_file, lock_server, parse_url, sqlite_engines, unlock
 from plait.live.store.errors import NoRoom, Replaced, StoreError, first_line
 from plait.live.store.identity import Identity, check_mark, refuse_missing, rescued
 from plait.live.store.leader_lease import LeaderLease
-from plait.live.store.schema import Entry, StoredJob, Token, Views, pack
+from plait.live.store.schema import CRC, Checksums, Entry, StoredJob, Token, Views, pack
 
 _KEPT_SNAPSHOTS = 2
 #: Rows that `Store.damaged` reads at a time.

@@ -22,7 +22,7 @@ from plait.live.backends.host import DetachedProcess
 from plait.live.client.client import Client, read_service_file, service_url
 from plait.live.discovery import STORE_VARIABLE, file_of, record_file, records
 from plait.live.layout import FIRST, Layout, is_locked
-from plait.live.service.http.gateway import HEALTH
+from plait.live.service.http.limits import HEALTH
 from plait.live.service.options import SERVICE_OPTIONS, ServiceOptions
 from plait.live.system import modules, procs
 from plait.live.system.procs import Patience, Process, boot_id

@@ -9,7 +9,7 @@ import typer
 from plait.cli.commands.network.bench import BenchRequest
 from plait.cli.commands.network.packets import PacketsRequest
 from plait.cli.connection import HomeOption, JsonFlag, print_json, respond
-from plait.cli.declared import command
+from plait.cli.lazy import command
 from plait.live.dataplane.options import ServerOptions, SwitchOptions
 
 app = typer.Typer(help="Networks of clusters: switches, links, and packets.", no_args_is_help=True)
@@ -42,7 +42,7 @@ def show(
     plait network show --cluster 16x8@4 --network leaf-spine:oversubscription=2,aggregators=20000
     plait network show --cluster cluster.toml --path n0,n9
     """
-    from plait.cli.commands.network.drawing import described, paths_between, show_network
+    from plait.cli.commands.network.cluster_view import described, paths_between, show_network
     from plait.cli.hardware import read_cluster
     from plait.network.topology.read import networked
 
@@ -148,6 +148,6 @@ def bench() -> None:
 @app.command()
 def topologies() -> None:
     """List topologies and their options."""
-    from plait.cli.commands.network.drawing import show_topologies
+    from plait.cli.commands.network.cluster_view import show_topologies
 
     show_topologies()

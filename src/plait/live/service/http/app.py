@@ -21,7 +21,7 @@ from plait.live.service.http.auth import Denied
 from plait.live.service.http.bodies import Invalid
 from plait.live.service.http.limits import CLIENT_GONE, BodyLimit
 from plait.live.service.http.openapi import description
-from plait.live.service.http.routes import admin, agents, cluster, jobs, logs
+from plait.live.service.http.routes import admin, cluster, jobs, logs
 from plait.live.service.logs import NoAnswer
 from plait.live.service.what_if import Busy
 from plait.live.service.worker import Stopped
@@ -38,7 +38,7 @@ ROUTES = (
     *cluster.ROUTES,
     *jobs.WHAT_IF,
     *admin.ROUTES,
-    *agents.ROUTES,
+    *admin.OF_AGENTS,
 )
 
 
@@ -57,7 +57,7 @@ def make_app(api: Api, pages: Callable[[ASGIApp], ASGIApp] | None = None) -> Sta
 
 def make_agents_app(api: Api) -> Starlette:
     """The application that answers agents alone, in an event loop of its own."""
-    return _application(api, agents.ROUTES)
+    return _application(api, admin.OF_AGENTS)
 
 
 def _application(api: Api, routes: Iterable[Route]) -> Starlette:

@@ -239,7 +239,7 @@ def _operation(route: Route, schemas: Mapping[str, dict[str, Any]], components: 
 
 
 def _health() -> dict[str, Any]:
-    """The route that `plait.live.service.http.gateway` answers, for no token and by standbys as well."""
+    """The route that `plait.live.service.http.limits` answers, for no token and by standbys as well."""
     answer = {"application/json": {"schema": {"$ref": f"{PREFIX}Health"}}}
     text = "Whether this service leads: 200 if it does, 503 if it stands by."
     return {

@@ -210,21 +210,13 @@ async def update(call: Call, said: Update) -> ChangedJob:
     from the next decision on and touches no process. Of an array all jobs that have not ended. With an
     `Idempotency-Key` it may be sent again.
     """
-    if (array := call.array) is not None:
 
-        def change_one(engine: Engine, number: int, now_s: float) -> None:
-            lose = said.may_lose_work
-            engine.update(number, said.fields, now_s, by=call.token.user, key=call.key_of(number), may_lose_work=lose)
-
-        return await _each(call, array, change_one)
-    number, key = (await call.job(change=True)).row.number, call.key
-
-    def change(engine: Engine, now_s: float) -> list[str]:
+    def change(engine: Engine, number: int, now_s: float, key: str | None) -> list[str]:
         engine.update(number, said.fields, now_s, by=call.token.user, key=key, may_lose_work=said.may_lose_work)
         known = engine.state.jobs.get(number)
         return [] if known is None else engine.remarks(known.request)
 
-    return await _changed(call, number, await call.api.worker.call(change))
+    return await _changed(call, change)
 
 
 @ROUTES.post(
@@ -237,20 +229,12 @@ async def requeue(call: Call, said: RequeueIn) -> ChangedJob:
     A job that has ended is not run again under its name; see `clone`. Of an array all jobs that have not ended. With an
     `Idempotency-Key` it may be sent again.
     """
-    if (array := call.array) is not None:
 
-        def requeue_one(engine: Engine, number: int, now_s: float) -> None:
-            lose = said.may_lose_work
-            engine.requeue(number, now_s, by=call.token.user, key=call.key_of(number), may_lose_work=lose)
+    def change(engine: Engine, number: int, now_s: float, key: str | None) -> list[str]:
+        engine.requeue(number, now_s, by=call.token.user, key=key, may_lose_work=said.may_lose_work)
+        return []
 
-        return await _each(call, array, requeue_one)
-    number, key = (await call.job(change=True)).row.number, call.key
-    await call.api.worker.call(
-        lambda engine, now_s: engine.requeue(
-            number, now_s, by=call.token.user, key=key, may_lose_work=said.may_lose_work
-        )
-    )
-    return await _changed(call, number, [])
+    return await _changed(call, change)
 
 
 @ROUTES.post(
@@ -318,7 +302,7 @@ async def _stored(call: Call, requests: list[dict[str, Any]], *, several: bool =
     return submitted
 
 
-async def _each(call: Call, array: str, change: Callable[[Engine, int, float], None]) -> ChangedJob:
+async def _each(call: Call, array: str, change: Callable[[Engine, int, float], object]) -> ChangedJob:
     """Change all jobs of an array that have not ended; the error of the first if it is refused for all of them."""
     numbers = await call.members(array)
 
@@ -346,7 +330,12 @@ async def _each(call: Call, array: str, change: Callable[[Engine, int, float], N
     return ChangedJob(array, next(state for state in _OF_ARRAYS if states[state]), remarks)
 
 
-async def _changed(call: Call, number: int, remarks: list[str]) -> ChangedJob:
+async def _changed(call: Call, change: Callable[[Engine, int, float, str | None], list[str]]) -> ChangedJob:
+    """Change the job that the path names, or all of an array that have not ended; `change` returns remarks."""
+    if (array := call.array) is not None:
+        return await _each(call, array, lambda engine, job, now_s: change(engine, job, now_s, call.key_of(job)))
+    number, key = (await call.job(change=True)).row.number, call.key
+    remarks = await call.api.worker.call(lambda engine, now_s: change(engine, number, now_s, key))
     row = await call.api.live(number) or (await call.job()).row
     return ChangedJob(row.id, row.state, remarks)
 
