@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
+import signal
+import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cluster_shell import Shell
 
+from documented_code import ROOT, SHELL, blocks
 from plait.live.api.explain import Explanation
 from plait.live.client.client import FINAL, Client
+from plait.live.supervisor.services import service_process
 from plait.testing.cluster import Cluster
 
 pytestmark = pytest.mark.engines
@@ -85,3 +95,95 @@ def test_gpus_that_become_free_are_held_for_the_first_of_the_queue(policy: str, 
         status = service.status()
         assert status.gpus.reserved_idle == 0
         assert status.reserved_idle_gpu_s > 0
+
+
+# -- notifications of a real service: none twice and none lost silently, although it is killed while it sends one ---
+
+
+def pid(plait: Shell) -> int:
+    """The process of the service; 0 while there is none."""
+    found = service_process(plait.layout)
+    return 0 if found is None else found.pid
+
+
+def test_a_service_that_is_killed_while_it_sends_sends_nothing_twice(plait: Shell, tmp_path: Path) -> None:
+    got, slow, file = tmp_path / "got", tmp_path / "slow", tmp_path / "notify.toml"
+    slow.touch()
+    program = f"cat >> {got}; echo >> {got}; while [ -e {slow} ]; do sleep 0.1; done"
+    command = json.dumps(["bash", "-c", program])
+    file.write_text(f"[desk]\ncommand = {command}\nevents = ['started', 'finished']\n")
+
+    def told() -> list[tuple[str, str]]:
+        lines = got.read_text().splitlines() if got.exists() else []
+        return [(one["job"], one["event"]) for line in lines if (one := json.loads(line))]
+
+    plait("up", "--nodes", 1, "--gpus-per-node", 2, "--fake", "--round", 0.2, "--notify", file)
+    assert "no such channel; did you mean 'desk'?" in plait("submit", "--notify", "disk", "--", "true", code=2)
+    first = plait.submit("--", "true")
+    plait.comes(lambda: told() == [(first, "started")])
+    old = pid(plait)
+    os.kill(old, signal.SIGKILL)  # its try has not ended
+    plait.comes(lambda: pid(plait) not in (0, old))
+    slow.unlink()
+    plait.comes(lambda: told() == [(first, "started"), (first, "finished")])
+    events: list[dict[str, Any]] = [json.loads(line)["event"] for line in plait("events", "--json").splitlines()]
+    (lost,) = [one for one in events if one["type"] == "Undelivered"]
+    assert (lost["channel"], lost["event"]) == ("desk", "started")
+    plait("down")
+    plait("up")
+    second = plait.submit("--", "true")
+    plait.comes(lambda: told()[2:] == [(second, "started"), (second, "finished")])
+
+
+# -- the pages for a lab and from Slurm: their commands run in order on a cluster of slots, and each succeeds ---
+
+
+PLAIT = (sys.executable, "-c", "import sys; sys.argv[0] = 'plait'; from plait.cli import main; main()")
+
+
+UP = "plait up --nodes 2 --gpus-per-node 4 --cpu-slots 2"
+THREE = "plait submit --array 0-2 -g 1 -- python train.py"
+SCRIPT = """#!/bin/bash
+#SBATCH --gres=gpu:1 --time=1:00 --output=out.%j
+srun python train.py "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "before", "states"),
+    [
+        ("for-a-lab", [], {"finished": 7}),
+        # The job that waits until 18:00 is cancelled, so the evaluation fails, and the report runs.
+        ("from-slurm", [UP, THREE], {"finished": 6, "cancelled": 1, "failed": 1}),
+    ],
+)
+def test_the_commands_of_the_page_run(tmp_path: Path, page: str, before: list[str], states: dict[str, int]) -> None:
+    for name in ("train", "evaluate", "prepare", "report"):
+        (tmp_path / f"{name}.py").write_text("import sys, time; time.sleep(0.5); print(sys.argv)")
+    (tmp_path / "job.sh").write_text(SCRIPT)
+    environ = {**os.environ, "PLAIT_HOME": str(tmp_path / "home")}
+
+    def run(words: list[str]) -> None:
+        words = [*words, "--fake"] if words[1] == "up" else words
+        done = subprocess.run(
+            [*PLAIT, *words[1:]], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, f"{shlex.join(words)}: {done.stdout}{done.stderr}"
+
+    try:
+        for command in before:
+            run(shlex.split(command))
+        found = [block for block in blocks(ROOT / f"docs/how-to/{page}.md") if block.language in SHELL]
+        assert len(found) >= 2
+        for block in found:
+            for words in block.commands():
+                run(words)
+            with Client.at(str(tmp_path / "home")) as service:
+                until = time.monotonic() + 120
+                while any(row.state not in FINAL for row in service.jobs(limit=100)) and block is not found[0]:
+                    assert time.monotonic() < until
+                    time.sleep(0.2)
+                ended = Counter(row.state for row in service.jobs(limit=100))
+    finally:
+        run(["plait", "down", "--stop-jobs"])
+    assert ended == states

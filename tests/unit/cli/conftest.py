@@ -18,20 +18,32 @@ class Answer:
     err: str
 
 
+class Command:
+    """The command line: `plait("simulate", ...)` returns exit code, standard output and error."""
+
+    def __init__(self, capsys) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: object) -> Answer:
+        with pytest.raises(SystemExit) as left:
+            main([str(a) for a in arguments])
+        captured = self._capsys.readouterr()
+        return Answer(int(left.value.code or 0), captured.out, captured.err)
+
+    def refused(self, *arguments: object, code: int = 2) -> str:
+        """The standard error of a command that ends with this exit code."""
+        answer = self(*arguments)
+        assert answer.code == code, answer
+        return answer.err
+
+
 @pytest.fixture
 def plait(capsys, monkeypatch, tmp_path):
-    """`plait("simulate", ...)` in an empty folder; returns exit code, standard output and error."""
+    """The command line in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PLAIT_DEBUG", raising=False)
     monkeypatch.setattr("sys.path", list(__import__("sys").path))
-
-    def run(*arguments: object) -> Answer:
-        with pytest.raises(SystemExit) as left:
-            main([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return Answer(int(left.value.code or 0), captured.out, captured.err)
-
-    return run
+    return Command(capsys)
 
 
 @pytest.fixture

@@ -137,9 +137,7 @@ def test_mistakes(plait, data, tmp_path, arguments, message):
 def test_a_damaged_trace_is_named(plait, data):
     text = (data / "trace3.csv").read_text().replace("0,8,0,", "0,8,noon,", 1)
     (data / "trace3.csv").write_text(text)
-    answer = plait("reproduce", "muri", "--data", data, "--figure", "9", "--work", "w")
-    assert answer.code == 2
-    assert "trace3.csv:2" in answer.err
+    assert "trace3.csv:2" in plait.refused("reproduce", "muri", "--data", data, "--figure", "9", "--work", "w")
 
 
 # -- simulate ----------------------------------------------------------------------------------------------------

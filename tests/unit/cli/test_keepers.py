@@ -85,9 +85,8 @@ def test_no_trouble_ends_a_keeper(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     daemon.watch(look, until=lambda: not troubles)
     assert pauses == [1.0, 2.0, daemon.LOOK_S, 1.0]
     said = capsys.readouterr().out
-    assert "the port is taken; next try in 1 s" in said
-    assert "Traceback" in said
-    assert "ZeroDivisionError: a mistake of ours" in said
+    for text in ("the port is taken; next try in 1 s", "Traceback", "ZeroDivisionError: a mistake of ours"):
+        assert text in said
     assert said.count("thing\n") == 1
     assert "another\n" in said
 

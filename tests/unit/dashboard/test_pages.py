@@ -17,8 +17,10 @@ from starlette.testclient import TestClient
 from world import HOSTILE, Browser, World
 
 from plait.dashboard import figures
+from plait.dashboard.api_client import CODE_S, MOST, SESSION_S, Refused, Session, Sessions
 from plait.dashboard.figures import Recent, holders, hue, neighbours, of_node, reasons, recent, timeline
 from plait.dashboard.pages import cluster as pages
+from plait.dashboard.web import page_of
 from plait.live.protocol.wire import Profile, Reply
 from plait.live.service.logs import NoAnswer
 from plait.live.service.serving import load_pages
@@ -39,6 +41,7 @@ class Tags(HTMLParser):
         self.tags.append((tag, dict(attrs)))
 
 
+@pytest.fixture
 def cluster(world: World) -> World:
     """Two nodes; j-0 and j-1 run (GPU 1 idle), j-2 with a hostile name runs, j-3 waits, j-4 failed."""
     world.add("n0", 4, {1: 0.01})
@@ -58,8 +61,7 @@ def cluster(world: World) -> World:
     return world
 
 
-def test_the_first_page_answers_what_is_asked_first(world: World, login: Login) -> None:
-    cluster(world)
+def test_the_first_page_answers_what_is_asked_first(cluster: World, login: Login) -> None:
     text = html.unescape(login("root").get("/web/"))
     assert "4<small> of 4</small>" in text
     assert "1 held but idle" in text
@@ -82,11 +84,10 @@ def test_the_job_that_failed_last_is_named_whatever_its_number(world: World, log
     assert f"last: {jobs[0]}," in login("ann").get("/web/")
 
 
-def test_pages_show_for_which_job_gpus_are_held(world: World, login: Login) -> None:
-    cluster(world)
-    world.agents["n0"].end(1)
-    world.submit("ben", name="small")
-    world.settle(4)
+def test_pages_show_for_which_job_gpus_are_held(cluster: World, login: Login) -> None:
+    cluster.agents["n0"].end(1)
+    cluster.submit("ben", name="small")
+    cluster.settle(4)
     root = login("root")
     assert "2 reserved" in root.get("/web/")
     assert "2 held for j-3" in root.get("/web/nodes")
@@ -96,11 +97,10 @@ def test_pages_show_for_which_job_gpus_are_held(world: World, login: Login) -> N
     end_s = time.monotonic() + 60  # a decision may be compiled first, and a new job has no reason before the next one
     while "free ones are held for j-3" not in (page := root.get("/web/jobs/j-4")):
         assert time.monotonic() < end_s, html.unescape(page)
-        world.settle(1)
+        cluster.settle(1)
 
 
-def test_users_see_of_others_what_the_api_shows_them(world: World, login: Login) -> None:
-    cluster(world)
+def test_users_see_of_others_what_the_api_shows_them(cluster: World, login: Login) -> None:
     ben, eve = login("ben"), login("eve")
     overview = ben.get("/web/")
     assert ">long<" not in overview
@@ -120,8 +120,7 @@ def test_users_see_of_others_what_the_api_shows_them(world: World, login: Login)
      "/events", "/events?q=%3Cscript%3E&kind=%22", "/submit?from=j-2", "/policy", "/jobs/%3Cscript%3E",
      "/nodes/%3Cscript%3E"],
 )  # fmt: skip
-def test_names_from_outside_stay_text(world: World, login: Login, path: str) -> None:
-    cluster(world)
+def test_names_from_outside_stay_text(cluster: World, login: Login, path: str) -> None:
     root = login("root")
     for headers in ({}, {"HX-Request": "true"}):
         answer = root.ask("GET", f"/web{path}", headers)
@@ -136,8 +135,7 @@ def test_names_from_outside_stay_text(world: World, login: Login, path: str) -> 
     assert "{{7*7}}" in html.unescape(root.get("/web/jobs/j-2"))
 
 
-def test_a_job_says_how_it_runs_waits_and_ended(world: World, login: Login) -> None:
-    cluster(world)
+def test_a_job_says_how_it_runs_waits_and_ended(cluster: World, login: Login) -> None:
     root = login("root")
     running = html.unescape(root.get("/web/jobs/j-1"))
     assert "n0 GPU 0" in running
@@ -152,23 +150,21 @@ def test_a_job_says_how_it_runs_waits_and_ended(world: World, login: Login) -> N
     assert root.get("/web/jobs/j-99", 404)
 
 
-def test_a_job_is_cancelled_by_its_owner_and_by_nobody_else(world: World, login: Login) -> None:
-    cluster(world)
+def test_a_job_is_cancelled_by_its_owner_and_by_nobody_else(cluster: World, login: Login) -> None:
     ben, eve, ann = login("ben"), login("eve"), login("ann")
     ben.post("/web/jobs/j-1/cancel", 403)
     eve.post("/web/jobs/j-1/cancel", 403)
     assert "/cancel" not in eve.get("/web/jobs/j-1")
     assert ann.post("/web/jobs/j-1/cancel").headers["location"] == "/web/jobs/j-1"
-    world.settle()
-    assert world.store.job(1).row.state == "cancelled"
+    cluster.settle()
+    assert cluster.store.job(1).row.state == "cancelled"
     assert "Submit again" in ann.get("/web/jobs/j-1")
 
 
-def test_an_array_is_one_row_that_opens_and_is_held_as_one(world: World, login: Login) -> None:
-    cluster(world)
+def test_an_array_is_one_row_that_opens_and_is_held_as_one(cluster: World, login: Login) -> None:
     ann = login("ann")
-    first = int(world.submit(array="0-2%1", tags=["sweep"], gpus=4).removeprefix("j-"))
-    world.settle()
+    first = int(cluster.submit(array="0-2%1", tags=["sweep"], gpus=4).removeprefix("j-"))
+    cluster.settle()
     page = ann.get("/web/jobs")
     assert f'href="/web/jobs/a-{first}"' in page
     assert f'href="/web/jobs/j-{first}"' not in page
@@ -179,11 +175,10 @@ def test_an_array_is_one_row_that_opens_and_is_held_as_one(world: World, login: 
     assert ann.get(f"/web/jobs/a-{first}", 303) == ""
     assert "Job 2 of array <a" in ann.get(f"/web/jobs/j-{first + 2}")
     ann.post("/web/jobs/several", **{f"a-{first}": "on", "act": "hold"})
-    assert all(world.engine.state.jobs[first + i].request["hold"] for i in range(3))
+    assert all(cluster.engine.state.jobs[first + i].request["hold"] for i in range(3))
 
 
-def test_a_job_is_requeued_changed_and_cloned_by_its_owner(world: World, login: Login) -> None:
-    cluster(world)
+def test_a_job_is_requeued_changed_and_cloned_by_its_owner(cluster: World, login: Login) -> None:
     ann, ben, eve = login("ann"), login("ben"), login("eve")
     for act in ("Requeue", "Change…", "Clone"):
         assert act in ann.get("/web/jobs/j-1")
@@ -192,7 +187,7 @@ def test_a_job_is_requeued_changed_and_cloned_by_its_owner(world: World, login: 
     form = {"class": "opportunistic", "was_class": "guaranteed", "priority": "7", "gpus": "2", "was_gpus": "2"}
     ben.post("/web/jobs/j-1/change", 403, **form)
     ann.post("/web/jobs/j-1/change", **form)
-    request = world.engine.state.jobs[1].request
+    request = cluster.engine.state.jobs[1].request
     assert (request["class"], request["priority"], request["gpus"]) == ("opportunistic", 7.0, 2)
     text = html.unescape(ann.post("/web/jobs/j-1/change", 422, gpus="9", was_gpus="2").text)
     assert "needs 9 GPUs" in text
@@ -201,10 +196,10 @@ def test_a_job_is_requeued_changed_and_cloned_by_its_owner(world: World, login: 
         ann.post("/web/jobs/j-1/change", 422, gpus="two", was_gpus="2").text
     )
     ann.post("/web/jobs/j-1/requeue")
-    world.settle(3)
+    cluster.settle(3)
     assert "requeued by ann" in ann.get("/web/jobs/j-1")
     ann.post("/web/jobs/j-1/clone")
-    assert world.engine.state.jobs[4].request["model"] == "gpt"
+    assert cluster.engine.state.jobs[4].request["model"] == "gpt"
     for act in ({}, {"act": "stop"}):
         assert (
             "it is cancel, requeue, hold or release" in ann.post("/web/jobs/several", 422, **{"j-1": "on", **act}).text
@@ -215,26 +210,24 @@ def test_a_job_is_requeued_changed_and_cloned_by_its_owner(world: World, login: 
         "0 of 1 jobs done. Refused: j-3: job j-3 is not yours"
         in ann.post("/web/jobs/several", 409, **{"j-3": "on", "act": "requeue"}).text
     )
-    world.settle(2)
+    cluster.settle(2)
     assert "has cancelled" in ann.get("/web/jobs/j-1/change", 409)
 
 
-def test_a_waiting_job_is_held_and_released_by_its_owner(world: World, login: Login) -> None:
-    cluster(world)
+def test_a_waiting_job_is_held_and_released_by_its_owner(cluster: World, login: Login) -> None:
     ann, ben = login("ann"), login("ben")
-    number = next(n for n, job in world.engine.state.jobs.items() if job.live is None)
-    owner, other = (ann, ben) if world.engine.state.jobs[number].owner == "ann" else (ben, ann)
+    number = next(n for n, job in cluster.engine.state.jobs.items() if job.live is None)
+    owner, other = (ann, ben) if cluster.engine.state.jobs[number].owner == "ann" else (ben, ann)
     page = f"/web/jobs/j-{number}"
     assert "Hold" in owner.get(page)
     other.post(f"{page}/hold", 403, hold="on")
     owner.post(f"{page}/hold", hold="on")
-    world.settle()
+    cluster.settle()
     held = html.unescape(owner.get(page))
-    assert f"held; release it with: plait release j-{number}" in held
-    assert "Why it waits" in held
-    assert "<button>Release</button>" in held
+    for text in (f"held; release it with: plait release j-{number}", "Why it waits", "<button>Release</button>"):
+        assert text in held
     owner.post(f"{page}/hold")
-    assert not world.engine.state.jobs[number].request["hold"]
+    assert not cluster.engine.state.jobs[number].request["hold"]
 
 
 def values_of(page: str) -> dict[str, str]:
@@ -245,13 +238,12 @@ def values_of(page: str) -> dict[str, str]:
     return {name: value for name, value in found.items() if value and name != "q"}
 
 
-def test_a_job_is_submitted_again_and_what_is_wrong_with_it_is_said(world: World, login: Login) -> None:
-    cluster(world)
+def test_a_job_is_submitted_again_and_what_is_wrong_with_it_is_said(cluster: World, login: Login) -> None:
     ann = login("ann")
     form = values_of(ann.get("/web/submit?from=j-1"))
     assert (form["gpus"], form["name"], form["command"]) == ("2", "long", "python train.py")
     assert ann.post("/web/submit", **form).headers["location"] == "/web/jobs/j-4"
-    assert world.store.job(4).row.name == "long"
+    assert cluster.store.job(4).row.name == "long"
     wrong = html.unescape(ann.post("/web/submit", 422, **{**form, "gpus": "x", "name": HOSTILE}).text)
     assert "needs a whole number (got 'x')" in wrong
     assert values_of(wrong)["gpus"] == "x"
@@ -263,23 +255,21 @@ def test_a_job_is_submitted_again_and_what_is_wrong_with_it_is_said(world: World
     login("eve").get("/web/submit", 403)
 
 
-def test_a_node_is_drained_and_resumed_by_administrators(world: World, login: Login) -> None:
-    cluster(world)
+def test_a_node_is_drained_and_resumed_by_administrators(cluster: World, login: Login) -> None:
     root = login("root")
     for user in ("ann", "eve"):
         login(user).post("/web/nodes/n0/drain", 403)
         assert "/drain" not in login(user).get("/web/nodes/n0")
     assert root.post("/web/nodes/n0/drain").headers["location"] == "/web/nodes/n0"
-    assert world.engine.state.nodes["n0"].drained
+    assert cluster.engine.state.nodes["n0"].drained
     assert "Resume" in root.get("/web/nodes/n0")
     assert "takes no new work" in root.get("/web/nodes/n0")
     root.post("/web/nodes/n0/resume")
-    assert not world.engine.state.nodes["n0"].drained
+    assert not cluster.engine.state.nodes["n0"].drained
     root.get("/web/nodes/n7", 404)
 
 
-def test_nodes_are_reserved_and_given_back_by_administrators(world: World, login: Login) -> None:
-    cluster(world)
+def test_nodes_are_reserved_and_given_back_by_administrators(cluster: World, login: Login) -> None:
     root = login("root")
     form = {"nodes": "n0", "project": "default", "in_hours": "0.5", "for_hours": "2"}
     login("ann").post("/web/reservations", 403, **form)
@@ -296,12 +286,11 @@ def test_nodes_are_reserved_and_given_back_by_administrators(world: World, login
     assert "No node is reserved." in root.get("/web/nodes")
 
 
-def test_what_a_drain_would_lose_is_named_before_it_is_done(world: World, login: Login) -> None:
-    cluster(world)
-    agent = world.agents["n0"]
+def test_what_a_drain_would_lose_is_named_before_it_is_done(cluster: World, login: Login) -> None:
+    agent = cluster.agents["n0"]
     told = {"saves": "nothing", "steps": 30.0, "held_s": 75.0, "last_step_s": 70.0, "first_step_s": 5.0}
     agent.seen |= {key: replace(one, **told) for key, one in agent.seen.items() if key[0] == 1}
-    world.settle(3)
+    cluster.settle(3)
     text = "j-1 would lose 30 steps, 1 min 15 s of work on 2 GPUs (150 GPU-seconds) and begin at the beginning"
     root, ann = login("root"), login("ann")
     dialogs = {path: asks(root.get(path)) for path in ("/web/nodes/n0", "/web/policy", "/web/jobs/j-1")}
@@ -311,9 +300,9 @@ def test_what_a_drain_would_lose_is_named_before_it_is_done(world: World, login:
     assert "j-2" not in dialogs["/web/nodes/n0"], "it saves when it is stopped"
     assert text in html.unescape(ann.get("/web/jobs/j-1/change"))
     assert text in html.unescape(root.post("/web/nodes/n0/drain", 409).text)  # it was not confirmed
-    assert not world.engine.state.nodes["n0"].drained
+    assert not cluster.engine.state.nodes["n0"].drained
     root.post("/web/nodes/n0/drain", may_lose_work="on")
-    assert world.engine.state.nodes["n0"].drained
+    assert cluster.engine.state.nodes["n0"].drained
 
 
 def asks(text: str) -> str:
@@ -321,23 +310,21 @@ def asks(text: str) -> str:
     return " ".join(values.get("data-ask") or "" for _, values in Tags(text).tags)
 
 
-def test_the_policy_is_changed_by_administrators(world: World, login: Login) -> None:
-    cluster(world)
+def test_the_policy_is_changed_by_administrators(cluster: World, login: Login) -> None:
     login("ann").post("/web/policy", 403, policy="fifo")
     root = login("root")
     assert root.post("/web/policy", policy="fifo").headers["location"] == "/web/policy"
-    assert world.engine.state.policy_text == "fifo"
+    assert cluster.engine.state.policy_text == "fifo"
     again = root.post("/web/policy", 422, policy="nonsense").text  # the form again, with what was typed
     assert "nonsense" in again.partition('role="alert">')[2].partition("</p>")[0]
     assert 'name="policy" list="names" value="nonsense"' in again
     assert 'method="post"' not in login("eve").get("/web/policy").split("<main", 1)[1].split("</main", 1)[0]
 
 
-def test_the_queue_is_in_the_order_of_the_policy(world: World, login: Login) -> None:
-    cluster(world)
+def test_the_queue_is_in_the_order_of_the_policy(cluster: World, login: Login) -> None:
     text = login("ann").get("/web/queue")
     assert text.index("j-1<") < text.index("j-2<") < text.index("j-3<")
-    found = world.do(lambda engine, now_s: engine.queue(now_s, 2, 1))
+    found = cluster.do(lambda engine, now_s: engine.queue(now_s, 2, 1))
     assert (found.total, [job.place for job in found.jobs]) == (3, [2, 3])
     assert found.jobs[1].waits
     assert found.jobs[0].waited_s is None
@@ -345,8 +332,7 @@ def test_the_queue_is_in_the_order_of_the_policy(world: World, login: Login) -> 
     assert found.jobs[1].reason in html.unescape(text)
 
 
-def test_events_are_found_by_kind_and_words(world: World, login: Login) -> None:
-    cluster(world)
+def test_events_are_found_by_kind_and_words(cluster: World, login: Login) -> None:
     eve = login("eve")
     assert "j-0 failed" in html.unescape(eve.get("/web/events?kind=ends"))
     assert "joined" not in eve.get("/web/events?kind=ends").split("<tbody>")[1]
@@ -356,8 +342,7 @@ def test_events_are_found_by_kind_and_words(world: World, login: Login) -> None:
     eve.get("/web/events?before=1")
 
 
-def test_neighbours_of_a_job_and_who_held_the_gpus_of_a_node(world: World, login: Login) -> None:
-    cluster(world)
+def test_neighbours_of_a_job_and_who_held_the_gpus_of_a_node(cluster: World, login: Login) -> None:
     text = login("ann").get("/web/jobs/j-1")
     beside = text.partition('<details id="neighbours"')[2].partition("</details>")[0]
     assert "Neighbours: 1 attempt of other jobs" in beside
@@ -391,19 +376,18 @@ def test_an_empty_cluster_has_pages_too(world: World, login: Login) -> None:
 
 
 @pytest.fixture
-def beating(world: World, login: Login) -> Iterator[World]:
-    """A world whose agents report all the time, in a thread, as those of a cluster do, and stop before its clients."""
+def beating(cluster: World, login: Login) -> Iterator[World]:
+    """The cluster with agents that report all the time, in a thread, and stop before its clients."""
     stop = threading.Event()
 
     def beat() -> None:
         while not stop.wait(0.02):
-            for agent in world.agents.values():
+            for agent in cluster.agents.values():
                 agent.sync()
 
-    cluster(world)
     thread = threading.Thread(target=beat)
     thread.start()
-    yield world
+    yield cluster
     stop.set()
     thread.join()
 
@@ -458,9 +442,8 @@ def test_scripts_are_small_and_have_their_licences() -> None:
         assert vendored in readme
     for page in files("plait.dashboard").joinpath("templates").iterdir():
         text = page.read_text()
-        assert "http://" not in text
-        assert "https://" not in text
-        assert "|safe" not in text
+        for words in ("http://", "https://", "|safe"):
+            assert words not in text
 
 
 def test_assets_are_kept_by_browsers_and_nothing_else_is_served(http: TestClient) -> None:
@@ -497,8 +480,7 @@ def test_holders_are_counted_by_the_gpus_they_have() -> None:
     ]  # fmt: skip
 
 
-def test_lists_have_names_times_of_day_and_whole_reasons(world: World, login: Login) -> None:
-    cluster(world)
+def test_lists_have_names_times_of_day_and_whole_reasons(cluster: World, login: Login) -> None:
     eve = login("eve")
     queue = html.unescape(eve.get("/web/queue"))
     assert '<td class="cut">large<td' in queue
@@ -509,8 +491,7 @@ def test_lists_have_names_times_of_day_and_whole_reasons(world: World, login: Lo
     assert re.search(r"\d\d:\d\d:\d\d, \d+\.\d s ago</span> j-0 failed", history)
 
 
-def test_events_leave_out_measurements_and_alarms_unless_everything_is_wanted(world: World, login: Login) -> None:
-    cluster(world)
+def test_events_leave_out_measurements_and_alarms_unless_everything_is_wanted(cluster: World, login: Login) -> None:
     eve = login("eve")
     told, everything = (html.unescape(eve.get(f"/web/events{query}")) for query in ("", "?kind=everything"))
     assert "made progress" not in told
@@ -629,3 +610,147 @@ def test_the_simulated_queue_knows_the_runs_before_of_the_same_script(world: Wor
     untold = foresee(old)
     assert untold is not None
     assert max(eta.end.middle_s for eta in untold.honest.etas.values()) > 1000.0
+
+
+# -- who gets in, how forms prove where they come from, and what every answer says to the browser ---------
+
+
+PAGES = ("/web/", "/web/jobs", "/web/queue", "/web/nodes", "/web/events", "/web/policy", "/web/submit", "/web/live")
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/web/jobs/j-0", "/web/jobs/j-0/log", "/web/jobs/j-0/tail", "/web/nodes/n0"])
+def test_a_stranger_is_asked_for_a_token(http: TestClient, path: str) -> None:
+    answer = http.get(path, follow_redirects=False)
+    assert answer.status_code == 303
+    assert answer.headers["location"].startswith("/web/login")
+    part = http.get(path, headers={"HX-Request": "true"}, follow_redirects=False)
+    assert (part.status_code, part.headers["hx-redirect"]) == (401, "/web/login")
+
+
+def test_the_address_of_the_service_leads_to_the_page(http: TestClient) -> None:
+    assert http.get("/", follow_redirects=False).headers["location"] == "/web/"
+
+
+def test_a_token_opens_a_session_whose_cookie_is_not_the_token(world: World, http: TestClient) -> None:
+    answer = http.post(
+        "/web/login", data={"token": f" {world.tokens['ann']} ", "next": "/web/jobs?q=a"}, follow_redirects=False
+    )
+    assert (answer.status_code, answer.headers["location"]) == (303, "/web/jobs?q=a")
+    cookie = answer.headers["set-cookie"]
+    assert all(word in cookie for word in ("HttpOnly", "SameSite=strict", "Path=/web"))
+    assert world.tokens["ann"] not in cookie
+    wrong = http.post("/web/login", data={"token": "plait_wrong"})
+    assert wrong.status_code == 401
+    assert "not valid" in wrong.text
+    assert "set-cookie" not in wrong.headers
+
+
+@pytest.mark.parametrize("target", ["https://evil.example/", "//evil.example", "/v1/jobs", "/web/\\evil", ""])
+def test_nobody_is_sent_elsewhere_after_the_login(world: World, http: TestClient, target: str) -> None:
+    answer = http.post("/web/login", data={"token": world.tokens["ann"], "next": target}, follow_redirects=False)
+    assert answer.headers["location"] == "/web/"
+
+
+def test_the_link_of_the_command_line_counts_once(world: World, http: TestClient) -> None:
+    assert http.post("/web/codes").status_code == 401
+    assert http.post("/web/codes", headers={"Authorization": "Bearer wrong"}).status_code == 401
+    link = http.post("/web/codes", headers={"Authorization": f"Bearer {world.tokens['eve']}"}).json()["path"]
+    assert world.tokens["eve"] not in link
+    assert http.get(link, follow_redirects=False).headers["location"] == "/web/"
+    http.cookies.clear()
+    again = http.get(link, follow_redirects=False)
+    assert (again.status_code, "plait web" in again.text) == (401, True)
+
+
+def test_sessions_and_codes_end() -> None:
+    now = [0.0]
+    sessions = Sessions(lambda: now[0])
+    name = sessions.begin(Session("s", "ann", "user", "default"))
+    now[0] = SESSION_S - 1
+    assert sessions.find(name) is not None  # and lasts as long from here
+    now[0] += SESSION_S + 1
+    assert sessions.find(name) is None
+    code = sessions.code_for("s")
+    now[0] += CODE_S + 1
+    assert sessions.redeem(code) is None
+    first = sessions.begin(Session("s", "ann", "user", "default"))
+    for _ in range(MOST):
+        sessions.begin(Session("s", "ann", "user", "default"))
+    assert sessions.find(first) is None
+
+
+def test_a_revoked_token_ends_its_session_at_once(world: World, login: Callable[[str], Browser]) -> None:
+    ann = login("ann")
+    ann.get("/web/jobs")
+    token = next(one for one in world.api.tokens.all() if one.user == "ann")
+    world.api.tokens.revoke(token.id)
+    assert "login" in ann.ask("GET", "/web/jobs").headers["location"]
+
+
+def test_logging_out_ends_the_session(login: Callable[[str], Browser]) -> None:
+    ann = login("ann")
+    assert ann.post("/web/logout").headers["location"] == "/web/login"
+    ann.get("/web/jobs", 303)
+
+
+ACTIONS = (
+    "/web/submit",
+    "/web/submit/what-if",
+    "/web/jobs/j-0/cancel",
+    "/web/nodes/n0/drain",
+    "/web/nodes/n0/resume",
+    "/web/policy",
+    "/web/logout",
+)
+
+
+@pytest.mark.parametrize("path", ACTIONS)
+def test_a_form_without_the_token_of_its_session_does_nothing(
+    world: World, login: Callable[[str], Browser], path: str
+) -> None:
+    world.add("n0")
+    job = world.submit()
+    root, other = login("root"), login("root")
+    for csrf in ("", "wrong", other.csrf()):
+        root.post(path, 403, csrf=csrf, policy="fifo", command="true")
+    token = root.csrf()
+    answer = root.ask("POST", path, {"Origin": "https://evil.example"}, data={"csrf": token})
+    assert answer.status_code == 403
+    root.get("/web/")  # still logged in
+    assert world.store.job(0).row.state not in ("cancelled", "stopping"), job
+    assert world.store.job(1) is None
+    assert world.engine.state.policy_text == "fifo-backfill"
+    assert not world.engine.state.nodes["n0"].drained
+
+
+def test_every_answer_forbids_what_pages_do_not_need(login: Callable[[str], Browser]) -> None:
+    ann = login("ann")
+    for path in (*PAGES[:-1], "/web/login", "/web/nothing", "/web/jobs/j-77", "/web/assets/page.css"):
+        if path == "/web/events":
+            continue
+        headers = ann.ask("GET", path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert ("no-store" in headers["cache-control"]) == ("assets" not in path)
+
+
+def test_a_form_that_is_too_large_is_refused(login: Callable[[str], Browser]) -> None:
+    ann = login("ann")
+    assert "more than" in ann.post("/web/submit", 413, job="x" * 100_001).text
+    ann.post("/web/submit", 400, **{f"f{i}": "x" for i in range(300)})
+
+
+def test_pages_are_numbers() -> None:
+    assert [page_of(one) for one in ("7", "0", "x", "٣", "99999999", None)] == [7, 1, 1, 1, 1, 1]
+
+
+def test_a_session_of_an_agent_cannot_begin(world: World, http: TestClient) -> None:
+    secret, _ = world.api.tokens.make("n0", "agent", node="n0")
+    assert http.post("/web/login", data={"token": secret}).status_code == 403
+
+
+def test_what_is_refused_says_why() -> None:
+    error = Refused(409, "no", "plait ls", "gpus")
+    assert (str(error), error.status, error.next_step, error.field) == ("no", 409, "plait ls", "gpus")
