@@ -23,8 +23,17 @@ from plait.core.jobs import Phase
 from plait.live.api import encoded
 from plait.live.fencing import Fences
 from plait.live.layout import Layout
-from plait.live.protocol.validation import LONGEST_REASON
-from plait.live.protocol.wire import ENDED, RUNNING, Assignment, NodeInfo, Observed, Profile, Run, to_json
+from plait.live.protocol.wire import (
+    ENDED,
+    LONGEST_REASON,
+    RUNNING,
+    Assignment,
+    NodeInfo,
+    Observed,
+    Profile,
+    Run,
+    to_json,
+)
 from plait.live.scheduler import decide as rounds_module
 from plait.live.scheduler import engine as engine_module
 from plait.live.scheduler import fold as fold_module

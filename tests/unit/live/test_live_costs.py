@@ -22,18 +22,9 @@ from plait.live.agent.outside import SocketTraffic
 from plait.live.api.costs import Part
 from plait.live.protocol.wire import GpuMean, Resources, Usage
 from plait.live.scheduler.explain.resources import JobUsage
+from plait.live.service import usage as recording
 from plait.live.service.costs import Held, Stay, Stays, _grouped, _of_jobs, bill
 from plait.live.service.options import ServiceOptions
-from plait.live.service.usage import (
-    FIRST_INTERVAL_S,
-    HOUR_S,
-    SAMPLE_S,
-    JobSeries,
-    Measured,
-    UsageFiles,
-    UsageRecorder,
-    Usages,
-)
 from plait.live.system.procs import Process
 
 H = 3600.0
@@ -129,7 +120,10 @@ def test_only_what_was_measured_is_said_to_be_busy_or_idle() -> None:
         stays(joined(0.0, "n0", gpus=3)),
         [Held((i, 1), (("n0", i),), 0.0, 4 * H) for i in range(3)], RATES, 0.0, 4 * H,
     )  # fmt: skip
-    measured = {1: Measured(H, 2 * H), 2: Measured(0.0, 5 * H)}  # of job 0, a plain one, nothing is known
+    measured = {
+        1: recording.Measured(H, 2 * H),
+        2: recording.Measured(0.0, 5 * H),
+    }  # of job 0, a plain one, nothing is known
     jobs: Any = {i: SimpleNamespace(id=f"j-{i}", user="ann", project=f"p{min(i, 1)}") for i in range(3)}
     rows = _of_jobs(found, measured, jobs)
     by_job = {row.id: row for row in _grouped(rows, "id", priced=False)}
@@ -191,7 +185,7 @@ def test_what_no_node_has_is_left_out() -> None:
 
 
 def test_series_are_bounded_and_keep_means_peaks_and_gaps() -> None:
-    series = JobSeries(1000.0, most=8)
+    series = recording.JobSeries(1000.0, most=8)
     for i in range(8):
         series.add(1000.0 + 5 * i, {"cpus": float(i), "memory_bytes": 100.0 * i})
     assert series.values()["cpus"] == [float(i) for i in range(8)]
@@ -212,10 +206,10 @@ def test_series_are_bounded_and_keep_means_peaks_and_gaps() -> None:
 
 
 def test_an_interval_is_the_mean_of_its_samples_at_any_length() -> None:
-    series, rng = JobSeries(0.0, most=16), [((i * 7919) % 101) / 10 for i in range(1024)]
+    series, rng = recording.JobSeries(0.0, most=16), [((i * 7919) % 101) / 10 for i in range(1024)]
     for i, value in enumerate(rng):
-        series.add(i * FIRST_INTERVAL_S, {"cpus": value})
-    found, size = series.values()["cpus"], int(series.interval_s / FIRST_INTERVAL_S)
+        series.add(i * recording.FIRST_INTERVAL_S, {"cpus": value})
+    found, size = series.values()["cpus"], int(series.interval_s / recording.FIRST_INTERVAL_S)
     assert (len(found), size) == (16, 64)
     assert found == pytest.approx([sum(rng[i : i + size]) / size for i in range(0, 1024, size)], rel=1e-5)
     series.thin(10)
@@ -225,13 +219,13 @@ def test_an_interval_is_the_mean_of_its_samples_at_any_length() -> None:
 
 
 def test_an_odd_end_stays_with_the_interval_that_is_open() -> None:
-    series = JobSeries(0.0, most=4)
+    series = recording.JobSeries(0.0, most=4)
     for i in range(3):
         series.add(5.0 * i, {"cpus": 2.0})
     series.add(5.0 * 3, {"cpus": 6.0})
     series.add(5.0 * 4, {"cpus": 10.0})
     assert series.values()["cpus"] == [2.0, 4.0, 10.0]
-    again = JobSeries.from_json(series.to_json())
+    again = recording.JobSeries.from_json(series.to_json())
     assert (again.values(), again.interval_s) == (series.values(), 10.0)
     again.add(5.0 * 6, {"cpus": 1.0})
     assert again.values()["cpus"] == [2.0, 4.0, 10.0, 1.0]
@@ -246,7 +240,7 @@ def test_an_odd_end_stays_with_the_interval_that_is_open() -> None:
 )  # fmt: skip
 def test_damaged_series_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):
-        JobSeries.from_json({"from_s": 0.0, "interval_s": 5.0, "columns": {}, **wrong})
+        recording.JobSeries.from_json({"from_s": 0.0, "interval_s": 5.0, "columns": {}, **wrong})
 
 
 def usage(job: int, held: float = 2.0, idle: float = 1.0, epoch: int = 1, exchanged: float | None = None) -> JobUsage:
@@ -254,17 +248,17 @@ def usage(job: int, held: float = 2.0, idle: float = 1.0, epoch: int = 1, exchan
 
 
 def test_held_and_idle_gpus_add_up_and_outlive_the_service(tmp_path: Path) -> None:
-    usages = Usages(UsageFiles(tmp_path))
+    usages = recording.Usages(recording.UsageFiles(tmp_path))
     for i in range(4):
-        usages.take(100.0 + SAMPLE_S * i, [usage(3), usage(4, idle=0.0)])
+        usages.take(100.0 + recording.SAMPLE_S * i, [usage(3), usage(4, idle=0.0)])
     assert usages.idle_now() == 1.0
     usages.take(1e5, [usage(3)])  # a gap, of which nobody knows anything: three samples at most
     found = usages.recorded(3)
     assert (found.held_gpu_s, found.idle_gpu_s) == (2 * 30.0, 30.0)
     assert usages.measured(0.0) == {3: (30.0, 60.0), 4: (0.0, 30.0)}
-    assert usages.measured(HOUR_S) == {3: (15.0, 30.0)}
+    assert usages.measured(recording.HOUR_S) == {3: (15.0, 30.0)}
     usages.save(1e5, everything=True)
-    again = Usages(UsageFiles(tmp_path))
+    again = recording.Usages(recording.UsageFiles(tmp_path))
     assert again.measured(0.0) == {3: (30.0, 60.0), 4: (0.0, 30.0)}
     before = again.recorded(3)
     assert (before.idle_gpu_s, before.now) == (30.0, None)
@@ -276,7 +270,7 @@ def test_held_and_idle_gpus_add_up_and_outlive_the_service(tmp_path: Path) -> No
 
 
 def test_time_that_was_not_measured_is_not_idle(tmp_path: Path) -> None:
-    usages = Usages(UsageFiles(tmp_path))
+    usages = recording.Usages(recording.UsageFiles(tmp_path))
 
     def idle_s(at_s: float, epoch: int = 1) -> float:
         usages.take(at_s, [usage(3, idle=2.0, epoch=epoch)])
@@ -289,7 +283,7 @@ def test_time_that_was_not_measured_is_not_idle(tmp_path: Path) -> None:
 
 
 def test_a_job_that_ended_is_written_and_forgotten(tmp_path: Path) -> None:
-    usages = Usages(UsageFiles(tmp_path))
+    usages = recording.Usages(recording.UsageFiles(tmp_path))
     usages.take(5.0, [usage(3)])
     usages.take(10.0, [])
     usages.save(10.0)
@@ -301,7 +295,7 @@ def test_a_job_that_ended_is_written_and_forgotten(tmp_path: Path) -> None:
 
 
 def test_bytes_of_gradients_become_a_rate_of_one_attempt(tmp_path: Path) -> None:
-    usages = Usages(UsageFiles(tmp_path))
+    usages = recording.Usages(recording.UsageFiles(tmp_path))
     for at_s, epoch, exchanged in ((0.0, 1, 1e6), (5.0, 1, 6e6), (10.0, 2, 0.0), (15.0, 2, 5e5)):
         usages.take(at_s, [usage(3, epoch=epoch, exchanged=exchanged)])
     found = usages.recorded(3)
@@ -310,17 +304,17 @@ def test_bytes_of_gradients_become_a_rate_of_one_attempt(tmp_path: Path) -> None
 
 
 def test_files_are_bounded(tmp_path: Path) -> None:
-    files = UsageFiles(tmp_path)
+    files = recording.UsageFiles(tmp_path)
     for i in range(6):
         files.write_job(i, {"job": i})
-        files.write_hour(i, {7: Measured(1.0, 2.5)})
+        files.write_hour(i, {7: recording.Measured(1.0, 2.5)})
         for path in files.folder.iterdir():
             if path.name.endswith(f"-{i}"):
                 os.utime(path, (i, i))
     files.tidy(2, 3)
     assert sorted(path.name for path in files.folder.iterdir()) == ["idle-3", "idle-4", "idle-5", "j-4", "j-5"]
     assert files.read_job(5) == {"job": 5}
-    assert files.hours() == {i: {7: Measured(1.0, 2.5)} for i in (3, 4, 5)}
+    assert files.hours() == {i: {7: recording.Measured(1.0, 2.5)} for i in (3, 4, 5)}
 
 
 @pytest.mark.parametrize("busy", [None, 0.9], ids=["idle", "busy"])
@@ -339,13 +333,13 @@ def test_the_rule_of_a_project_ends_jobs_whose_gpus_are_idle(
 
         call = look
 
-    recorder = UsageRecorder(Worker(), c.home)  # type: ignore[arg-type]
+    recorder = recording.UsageRecorder(Worker(), c.home)  # type: ignore[arg-type]
     c.submit({}, {}, then_s=2.2)
     use = [Usage(means=[GpuMean(0.0, 1e9)]), Usage(means=[GpuMean(0.9, 1e9)])]
     for _ in range(20):
         for node, one in zip(c.nodes, use if busy is None else use[::-1][:1] * 2, strict=True):
             node.usage = one
-        c.pass_s(SAMPLE_S)
+        c.pass_s(recording.SAMPLE_S)
         asyncio.run(recorder.sample())
         if _ == 8:
             assert [c.state(job) for job in (0, 1)] == ["running", "running"]

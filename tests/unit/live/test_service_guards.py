@@ -34,24 +34,10 @@ from plait.live.protocol import job_file
 from plait.live.protocol.wire import NodeInfo, Observed
 from plait.live.scheduler.engine import Engine
 from plait.live.service.http import auth, limits
+from plait.live.service.http import connections as opened
 from plait.live.service.http.api import Api
 from plait.live.service.http.app import make_agents_app, make_app
 from plait.live.service.http.auth import HOME_TOKEN, Denied, Tokens, hashed, speaks_for
-from plait.live.service.http.connections import (
-    AGENT,
-    HEAD_S,
-    IDLE_S,
-    KNOWN,
-    OWN,
-    REQUEST_S,
-    REQUESTS,
-    STRANGER,
-    STREAMS,
-    Acceptor,
-    Connection,
-    Connections,
-    Surplus,
-)
 from plait.live.service.http.limits import BodyLimit, Gateway
 from plait.live.service.logs import Mailbox, NoAnswer
 from plait.live.service.serving import AgentServer, Server, load_pages
@@ -409,10 +395,10 @@ class World:
 
     def __init__(self, most: int) -> None:
         self.now = 0.0
-        self.all = Connections(most, lambda: self.now)
-        self.closed: list[Connection] = []
+        self.all = opened.Connections(most, lambda: self.now)
+        self.closed: list[opened.Connection] = []
 
-    def come(self, address: str = "a", rank: int = STRANGER, holder: str = "") -> Connection:
+    def come(self, address: str = "a", rank: int = opened.STRANGER, holder: str = "") -> opened.Connection:
         self.now += 0.001
         one = self.all.admit(address)
         one.close = lambda: self.closed.append(one)
@@ -422,8 +408,8 @@ class World:
 
 def test_strangers_are_closed_oldest_first_and_never_for_them_an_agent_or_a_known_one() -> None:
     w = World(80)
-    agents = [w.come(rank=AGENT) for _ in range(30)]
-    known = [w.come(rank=KNOWN) for _ in range(29)]
+    agents = [w.come(rank=opened.AGENT) for _ in range(30)]
+    known = [w.come(rank=opened.KNOWN) for _ in range(29)]
     strangers = [w.come(f"address {i}") for i in range(100)]
     assert w.closed == strangers[:80]  # a quarter of the room is theirs
     assert len(w.all) == 79
@@ -440,31 +426,31 @@ def test_strangers_of_one_address_leave_room_for_those_of_others() -> None:
 
 def test_where_all_room_is_taken_agents_stay() -> None:
     w = World(40)
-    agents = [w.come(rank=AGENT) for _ in range(20)]
-    known = [w.come(f"{i}", rank=KNOWN) for i in range(20)]
+    agents = [w.come(rank=opened.AGENT) for _ in range(20)]
+    known = [w.come(f"{i}", rank=opened.KNOWN) for i in range(20)]
     for one in known[1:]:
         w.all._touch(one, 1)
-    w.come("new", rank=AGENT)
+    w.come("new", rank=opened.AGENT)
     assert w.closed == [known[0]]  # the only one that is idle and no agent
-    w.come("newer", rank=AGENT)
+    w.come("newer", rank=opened.AGENT)
     assert w.closed[1] in agents  # the rest of the others is at work
     w.all._touch(known[5], -1)
-    w.come("newest", rank=AGENT)
+    w.come("newest", rank=opened.AGENT)
     assert w.closed[2] is known[5]
 
 
 def test_who_says_nothing_is_closed_in_time() -> None:
     w = World(100)
-    silent, asks, known, works = w.come(), w.come(), w.come(rank=KNOWN), w.come(rank=AGENT)
+    silent, asks, known, works = w.come(), w.come(), w.come(rank=opened.KNOWN), w.come(rank=opened.AGENT)
     w.all._touch(asks, 1)
     w.all._touch(works, 1)
-    w.now = HEAD_S + 1
+    w.now = opened.HEAD_S + 1
     w.all.sweep()
     assert w.closed == [silent]
-    w.now = REQUEST_S + 1
+    w.now = opened.REQUEST_S + 1
     w.all.sweep()
     assert w.closed == [silent, asks]
-    w.now = IDLE_S + 1
+    w.now = opened.IDLE_S + 1
     w.all.sweep()
     assert w.closed == [silent, asks, known]
     assert len(w.all) == 1
@@ -472,11 +458,13 @@ def test_who_says_nothing_is_closed_in_time() -> None:
 
 def test_counts_hold_whatever_happens() -> None:
     draw, w = random.Random(1), World(40)
-    there: list[Connection] = []
+    there: list[opened.Connection] = []
     for _ in range(2000):
         act = draw.randrange(6)
         if act < 2 or not there:
-            there.append(w.come(draw.choice("abc"), draw.choice([STRANGER, STRANGER, KNOWN, AGENT])))
+            there.append(
+                w.come(draw.choice("abc"), draw.choice([opened.STRANGER, opened.STRANGER, opened.KNOWN, opened.AGENT]))
+            )
         elif act == 2:
             w.all.gone(there.pop(draw.randrange(len(there))))
         elif act == 3:
@@ -490,7 +478,7 @@ def test_counts_hold_whatever_happens() -> None:
             w.all.sweep()
         there = [one for one in there if one not in w.closed]
         assert len(w.all) == len(there) <= 41
-        strangers = [one for one in there if one.rank == STRANGER]
+        strangers = [one for one in there if one.rank == opened.STRANGER]
         assert len(strangers) <= w.all.strangers
         assert sorted(map(id, strangers)) == sorted(map(id, w.all._strange))
         assert {a: len(found) for a, found in w.all._of.items()} == {
@@ -531,8 +519,8 @@ def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 def test_bursts_of_connections_leave_no_descriptor_open(descriptors: int) -> None:
     async def bursts() -> list[int]:
         listener = socket.create_server(("127.0.0.1", 0))
-        connections = Connections(max(descriptors - OWN, 8))
-        acceptor = Acceptor(listener, connections, lambda one: counting(one, connections), None)
+        connections = opened.Connections(max(descriptors - opened.OWN, 8))
+        acceptor = opened.Acceptor(listener, connections, lambda one: counting(one, connections), None)
         acceptor.open()
         counts = [len(os.listdir("/proc/self/fd"))]
         for _ in range(3):
@@ -550,7 +538,7 @@ def test_bursts_of_connections_leave_no_descriptor_open(descriptors: int) -> Non
         listener.close()
         return counts
 
-    def counting(one: Connection, connections: Connections) -> asyncio.Protocol:
+    def counting(one: opened.Connection, connections: opened.Connections) -> asyncio.Protocol:
         protocol = asyncio.Protocol()
         protocol.connection_lost = lambda error: connections.gone(one)  # type: ignore[method-assign]
         return protocol
@@ -620,40 +608,44 @@ def test_requests_of_one_holder_wait_for_their_turn_and_those_of_others_do_not()
     async def run() -> list[str]:
         w, began = World(1000), []
         release = asyncio.Event()
-        ann, ben, agent = w.come(rank=KNOWN, holder="ann"), w.come(rank=KNOWN, holder="ben"), w.come(rank=AGENT)
+        ann, ben, agent = (
+            w.come(rank=opened.KNOWN, holder="ann"),
+            w.come(rank=opened.KNOWN, holder="ben"),
+            w.come(rank=opened.AGENT),
+        )
 
-        async def request(one: Connection, name: str) -> None:
+        async def request(one: opened.Connection, name: str) -> None:
             async with w.all.turn(one):
                 began.append(name)
                 await release.wait()
 
-        tasks = [asyncio.create_task(request(ann, "ann")) for _ in range(REQUESTS + 5)]
-        tasks += [asyncio.create_task(request(agent, "agent")) for _ in range(REQUESTS + 5)]
+        tasks = [asyncio.create_task(request(ann, "ann")) for _ in range(opened.REQUESTS + 5)]
+        tasks += [asyncio.create_task(request(agent, "agent")) for _ in range(opened.REQUESTS + 5)]
         tasks.append(asyncio.create_task(request(ben, "ben")))
-        tasks[REQUESTS + 1].cancel()  # one that waits may go
+        tasks[opened.REQUESTS + 1].cancel()  # one that waits may go
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         before = list(began)
         release.set()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert began.count("ann") == REQUESTS + 4
+        assert began.count("ann") == opened.REQUESTS + 4
         assert not w.all._lines
         assert (ann.busy, ben.busy, agent.busy) == (0, 0, 0)
         return before
 
     before = asyncio.run(run())
-    assert before.count("ann") == REQUESTS
-    assert before.count("agent") == REQUESTS + 5
+    assert before.count("ann") == opened.REQUESTS
+    assert before.count("agent") == opened.REQUESTS + 5
     assert before.count("ben") == 1
 
 
 def test_streams_have_a_limit_of_their_own_and_leave_turns_to_requests() -> None:
     async def run() -> None:
         w = World(1000)
-        ann, ben = w.come(rank=KNOWN, holder="ann"), w.come(rank=KNOWN, holder="ben")
+        ann, ben = w.come(rank=opened.KNOWN, holder="ann"), w.come(rank=opened.KNOWN, holder="ben")
         async with AsyncExitStack() as turns:
-            ends = [w.all.begin_stream(await turns.enter_async_context(w.all.turn(ann))) for _ in range(STREAMS)]
-            with pytest.raises(Surplus, match=f"{STREAMS} streams are open already"):
+            ends = [w.all.begin_stream(await turns.enter_async_context(w.all.turn(ann))) for _ in range(opened.STREAMS)]
+            with pytest.raises(opened.Surplus, match=f"{opened.STREAMS} streams are open already"):
                 w.all.begin_stream(await turns.enter_async_context(w.all.turn(ann)))
             w.all.begin_stream(await turns.enter_async_context(w.all.turn(ben)))()
             ends.pop()()
@@ -668,20 +660,20 @@ def test_streams_have_a_limit_of_their_own_and_leave_turns_to_requests() -> None
 
 def test_one_holder_has_an_eighth_of_all_connections() -> None:
     w = World(80)
-    ann = [w.come(f"{i}", KNOWN, "ann") for i in range(10)]
+    ann = [w.come(f"{i}", opened.KNOWN, "ann") for i in range(10)]
     w.all._touch(ann[0], 1)
-    w.come("new", KNOWN, "ann")
+    w.come("new", opened.KNOWN, "ann")
     assert w.closed == [ann[1]], "the one that has been idle longest"
     for one in ann[2:]:
         w.all._touch(one, 1)
     w.all.gone(ann[0])
-    last = w.come("newer", KNOWN, "ann")
+    last = w.come("newer", opened.KNOWN, "ann")
     w.all._touch(last, 1)
     other = w.all.admit("newest")
     w.all._touch(next(one for one in w.all._held["ann"] if not one.busy), 1)
-    with pytest.raises(Surplus, match="10 connections are at work already"):
-        w.all.know(other, KNOWN, "ann")
-    assert w.come("ben", KNOWN, "ben").rank == KNOWN
+    with pytest.raises(opened.Surplus, match="10 connections are at work already"):
+        w.all.know(other, opened.KNOWN, "ann")
+    assert w.come("ben", opened.KNOWN, "ben").rank == opened.KNOWN
     for one in list(w.all._open):
         w.all.gone(one)
     assert not w.all._held

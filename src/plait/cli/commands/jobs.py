@@ -101,7 +101,9 @@ def ls(
         return
     filters = [f"state {state}"] * bool(state) + [f"user {user}"] * bool(user) + [f"{search!r} in it"] * bool(search)
     filters += [f"tag {one}" for one in tag or ()] + [f"array {array}"] * bool(array)
-    print_jobs(jobs, _no_jobs(filters, ended=states is None or bool(state)))
+    # Print a line a job, or `nothing` if there is none.
+    nothing = _no_jobs(filters, ended=states is None or bool(state))
+    print_table(JOB_COLUMNS, (job_row(job) for job in jobs), nothing)
     if len(jobs) == limit:
         note(f"the newest {limit} are shown; more: --limit, --offset")
 
@@ -149,11 +151,6 @@ def _queue_row(job: QueuedJob) -> list[object]:
         "" if job.level is None else job.level, job.project, job.class_,
         brief(job.reason) if job.waits else "",
     ]  # fmt: skip
-
-
-def print_jobs(jobs: Sequence[JobRow], nothing: str) -> None:
-    """Print a line a job, or `nothing` if there is none."""
-    print_table(JOB_COLUMNS, (job_row(job) for job in jobs), nothing)
 
 
 def job_row(job: JobRow) -> list[object]:

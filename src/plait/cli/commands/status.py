@@ -22,7 +22,7 @@ from plait.live.protocol.not_current import sentence
 from plait.live.scheduler.records.event_words import step_in_words, telling
 
 if TYPE_CHECKING:
-    from plait.live.api.cluster import ClusterStatus, LostWork, NodeRow, ReservationRow
+    from plait.live.api.cluster import LostWork, NodeRow, ReservationRow
     from plait.live.client.client import Client
 
 #: Of the list of nodes.
@@ -40,15 +40,7 @@ def status(home: HomeOption = None, as_json: JsonFlag = False) -> None:
     if as_json:
         print_json(found)
         return
-    for line in status_lines(url, found):
-        typer.echo(line)
-    if bill is not None:
-        typer.echo(f"cost      {cost_text(bill)}")
-        note_unpriced(bill)
-
-
-def status_lines(url: str, found: ClusterStatus) -> list[str]:
-    """The status of the service at `url` as lines of text."""
+    # The status of the service at `url` as lines of text.
     gpus = found.gpus
     # GPUs that guests share, and GPUs held for a waiting job, if there are any.
     shared, reserved = gpus.shared, gpus.reserved_idle
@@ -72,7 +64,11 @@ def status_lines(url: str, found: ClusterStatus) -> list[str]:
         lines.append(f"TROUBLE   {sentence(trouble, max(found.now_s - (found.stored_s or 0.0), 0.0))}")
     if found.policy_error:
         lines.append(f"TROUBLE   the policy failed, and what runs goes on: {found.policy_error}")
-    return lines
+    for line in lines:
+        typer.echo(line)
+    if bill is not None:
+        typer.echo(f"cost      {cost_text(bill)}")
+        note_unpriced(bill)
 
 
 def lost_text(found: LostWork) -> str:

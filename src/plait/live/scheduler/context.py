@@ -12,7 +12,7 @@ from typing import Any
 from plait.control import messages
 from plait.core.jobs import JobSpec
 from plait.live.protocol.requests import spec_of
-from plait.live.protocol.validation import check_entry
+from plait.live.protocol.wire import check_entry
 from plait.live.scheduler.fold import apply
 from plait.live.scheduler.options import ANY_SIZE, Options
 from plait.live.scheduler.records import notes

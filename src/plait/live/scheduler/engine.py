@@ -30,8 +30,7 @@ from plait.live.api.explain import Explanation
 from plait.live.api.jobs import FINAL, JobRow
 from plait.live.layout import Layout, array_index
 from plait.live.protocol.arrays import all_members, array_of
-from plait.live.protocol.validation import sane_text
-from plait.live.protocol.wire import Assignment, Observed
+from plait.live.protocol.wire import Assignment, Observed, sane_text
 from plait.live.scheduler import assignments
 from plait.live.scheduler.context import FENCE_TRIES, Context, EngineCounts, Pending, Problem, Unfenced
 from plait.live.scheduler.decide import LATE_S, WATCH_S, admit, decision_s, may_start, release, wake_s

@@ -18,8 +18,7 @@ from plait.core.cluster import Node
 from plait.core.errors import Conflict, InputError
 from plait.core.words import counted
 from plait.live.layout import NODE_NAME, job_name
-from plait.live.protocol.validation import NONSENSE, sane_text
-from plait.live.protocol.wire import ENDED, STARTING, STATES, NodeInfo, Observed, Seen
+from plait.live.protocol.wire import ENDED, NONSENSE, STARTING, STATES, NodeInfo, Observed, Seen, sane_text
 from plait.live.scheduler.context import Context, Problem
 from plait.live.scheduler.measured import report_measurements
 from plait.live.scheduler.records.attempts import NodeRecord

@@ -146,8 +146,6 @@ class Service:
 
     async def run(self, lead: Leadership | None) -> int:
         """Serve until a signal to end; without `lead`, stand by first. Returns the exit code."""
-        from plait.live.service.serving import AgentServer, Server, shares
-
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
         self._answers = asyncio.Event()
         files, (users, agents) = (self.options.tls_cert, self.options.tls_key), shares()

@@ -19,7 +19,6 @@ from plait.live.agent.pages import PageProgress, PageReader
 from plait.live.agent.processes.job_files import Claim, end_of, read_claim, read_end
 from plait.live.agent.sharing import GpuProcess
 from plait.live.protocol import wire
-from plait.live.protocol.validation import sane_text
 from plait.live.system import cgroups, procs
 from plait.live.system.accounts import in_name_of, job_folder
 from plait.live.system.procs import Process
@@ -244,7 +243,8 @@ class LocalAttempt:
 
     def end(self, exit_code: int | None, reason: str | None, ended_boot_s: float | None = None) -> None:
         """It is over; its last progress is kept."""
-        self.state, self.exit_code, self.reason = wire.ENDED, exit_code, None if reason is None else sane_text(reason)
+        self.state, self.exit_code = wire.ENDED, exit_code
+        self.reason = None if reason is None else wire.sane_text(reason)
         self.ended_boot_s = procs.boot_s() if ended_boot_s is None else ended_boot_s
         if self.page is not None:
             self.page.close()

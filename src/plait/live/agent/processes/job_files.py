@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plait.live.layout import job_number
-from plait.live.protocol.validation import sane_code, sane_text
+from plait.live.protocol.wire import sane_code, sane_text
 from plait.live.system import procs
 from plait.live.system.accounts import in_name_of, job_folder, owner_of, process_owner
 from plait.live.system.procs import Process

@@ -17,19 +17,7 @@ from starlette.responses import PlainTextResponse
 
 from plait.core.errors import InputError, PlaitError
 from plait.core.version import __version__
-from plait.live.api.cluster import (
-    ClusterStatus,
-    ForecastState,
-    Losses,
-    NodeForgottenAnswer,
-    NodeRow,
-    Placement,
-    Placements,
-    PolicyAnswer,
-    Queue,
-    ReservationGone,
-    ReservationRow,
-)
+from plait.live.api import cluster as answers
 from plait.live.api.cluster import NetworkOfCluster as Network
 from plait.live.api.costs import Costs, RankUsage, Series, UsageOfJob
 from plait.live.api.jobs import FINAL
@@ -122,12 +110,12 @@ _LOG = logging.getLogger("plait.service")
 _ADMIN = ("admin",)
 
 
-async def _status(api: Api) -> ClusterStatus:
+async def _status(api: Api) -> answers.ClusterStatus:
     found = await api.worker.look(lambda engine, now_s: engine.status(now_s))
     counts = await asyncio.to_thread(api.store.counts)
     trouble = api.worker.trouble or None
     figures = structs.asdict(found) | {"jobs": found.jobs | {state: counts.get(state, 0) for state in FINAL}}
-    return ClusterStatus(
+    return answers.ClusterStatus(
         **figures,
         prices=None if api.costs.prices is None else str(api.costs.prices),
         store_error=trouble,
@@ -137,8 +125,8 @@ async def _status(api: Api) -> ClusterStatus:
     )
 
 
-@ROUTES.get("/v1/status", ClusterStatus)
-async def show_status(call: Call) -> ClusterStatus:
+@ROUTES.get("/v1/status", answers.ClusterStatus)
+async def show_status(call: Call) -> answers.ClusterStatus:
     """The service in a few figures."""
     return await _status(call.api)
 
@@ -154,7 +142,7 @@ async def metrics(call: Call) -> PlainTextResponse:
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
-@ROUTES.get("/v1/state", ForecastState)
+@ROUTES.get("/v1/state", answers.ForecastState)
 async def state(call: Call) -> Json:
     """Everything a forward simulation needs: jobs that have not ended, renumbered, and their numbers."""
     api = call.api
@@ -178,8 +166,8 @@ class PageQuery(Struct, frozen=True):
     """Jobs to skip."""
 
 
-@ROUTES.get("/v1/queue", Queue, query=PageQuery)
-async def queue(call: Call, query: PageQuery) -> Queue:
+@ROUTES.get("/v1/queue", answers.Queue, query=PageQuery)
+async def queue(call: Call, query: PageQuery) -> answers.Queue:
     """Jobs that run or wait, in the order of the last decision, with the numbers behind it."""
     only = only_of(call.token)
     found = await call.api.worker.look(lambda engine, now_s: engine.queue(now_s, query.limit, query.offset))
@@ -200,14 +188,14 @@ class PlacementsQuery(Struct, frozen=True):
     """Attempts at most."""
 
 
-@ROUTES.get("/v1/placements", Placements, query=PlacementsQuery)
-async def placements(call: Call, query: PlacementsQuery) -> Placements:
+@ROUTES.get("/v1/placements", answers.Placements, query=PlacementsQuery)
+async def placements(call: Call, query: PlacementsQuery) -> answers.Placements:
     """Attempts on GPUs of these nodes, newest first: who shared them, who was there before."""
     now_s = call.api.worker.clock()
     to_s = now_s if query.to_s is None else query.to_s
     rows = await asyncio.to_thread(call.api.store.attempts_on, query.node, query.from_s, to_s, query.limit + 1)
     found = [
-        Placement(
+        answers.Placement(
             job=job.id,
             user=job.user,
             epoch=attempt.epoch,
@@ -218,11 +206,11 @@ async def placements(call: Call, query: PlacementsQuery) -> Placements:
         )
         for job, attempt in rows[: query.limit]
     ]
-    return Placements(round(now_s, 3), found, len(rows) > query.limit)
+    return answers.Placements(round(now_s, 3), found, len(rows) > query.limit)
 
 
-@ROUTES.get("/v1/nodes", list[NodeRow])
-async def nodes(call: Call) -> list[NodeRow]:
+@ROUTES.get("/v1/nodes", list[answers.NodeRow])
+async def nodes(call: Call) -> list[answers.NodeRow]:
     """Nodes, their usage, and who holds their GPUs."""
     return await call.api.worker.look(lambda engine, now_s: engine.nodes(now_s))
 
@@ -236,8 +224,8 @@ class LossesQuery(Struct, frozen=True):
     """Name of a node; may be repeated."""
 
 
-@ROUTES.get("/v1/losses", Losses, query=LossesQuery)
-async def losses(call: Call, query: LossesQuery) -> Losses:
+@ROUTES.get("/v1/losses", answers.Losses, query=LossesQuery)
+async def losses(call: Call, query: LossesQuery) -> answers.Losses:
     """Work that running jobs would lose if they were stopped now: these jobs, all on these nodes; all if none is named.
 
     Users get losses of their own jobs.
@@ -253,8 +241,8 @@ async def network(call: Call) -> Network:
     return await call.api.worker.look(lambda engine, now_s: engine.network(now_s))
 
 
-@ROUTES.post("/v1/nodes/{node}/gone", NodeRow, body=GoneIn, roles=_ADMIN)
-async def node_gone(call: Call, said: GoneIn) -> NodeRow:
+@ROUTES.post("/v1/nodes/{node}/gone", answers.NodeRow, body=GoneIn, roles=_ADMIN)
+async def node_gone(call: Call, said: GoneIn) -> answers.NodeRow:
     """The backend reports a node as dead; only speeds up the effect of its silence."""
     node = call.path["node"]
     await call.api.worker.call(lambda engine, now_s: engine.node_gone(node, said.why, now_s, certain=said.certain))
@@ -262,16 +250,16 @@ async def node_gone(call: Call, said: GoneIn) -> NodeRow:
 
 
 @ROUTES.route(
-    "DELETE", "/v1/nodes/{node}", NodeForgottenAnswer, roles=_ADMIN, conflict="Something may still run there."
+    "DELETE", "/v1/nodes/{node}", answers.NodeForgottenAnswer, roles=_ADMIN, conflict="Something may still run there."
 )
-async def forget_node(call: Call) -> NodeForgottenAnswer:
+async def forget_node(call: Call) -> answers.NodeForgottenAnswer:
     """Take a node that has gone out of the lists."""
     node = call.path["node"]
     await call.api.worker.call(lambda engine, now_s: engine.forget_node(node, now_s))
-    return NodeForgottenAnswer(node, "forgotten")
+    return answers.NodeForgottenAnswer(node, "forgotten")
 
 
-async def _shown(api: Api, node: str) -> NodeRow:
+async def _shown(api: Api, node: str) -> answers.NodeRow:
     found = await api.worker.look(lambda engine, now_s: engine.nodes(now_s))
     shown = next((row for row in found if row.id == node), None)
     if shown is None:  # forgotten by another request in the meantime
@@ -280,10 +268,10 @@ async def _shown(api: Api, node: str) -> NodeRow:
 
 
 @ROUTES.post(
-    "/v1/nodes/{node}/{action}", NodeRow, body=DrainIn, body_required=False, roles=_ADMIN,
+    "/v1/nodes/{node}/{action}", answers.NodeRow, body=DrainIn, body_required=False, roles=_ADMIN,
     conflict="Jobs there would lose work.",
 )  # fmt: skip
-async def change_node(call: Call, said: DrainIn) -> NodeRow:
+async def change_node(call: Call, said: DrainIn) -> answers.NodeRow:
     """Drain `node` or resume it, by `action`.
 
     A drained node gets no new work. Its jobs stop, after a checkpoint if they can resume from one, and continue
@@ -299,17 +287,17 @@ async def change_node(call: Call, said: DrainIn) -> NodeRow:
     return await _shown(call.api, node)
 
 
-@ROUTES.get("/v1/reservations", list[ReservationRow])
-async def reservations(call: Call) -> list[ReservationRow]:
+@ROUTES.get("/v1/reservations", list[answers.ReservationRow])
+async def reservations(call: Call) -> list[answers.ReservationRow]:
     """Reservations of nodes that have not ended, the first to begin first."""
     return await call.api.worker.look(lambda engine, now_s: engine.reservations(now_s))
 
 
 @ROUTES.post(
-    "/v1/reservations", ReservationRow, body=ReservationIn, roles=_ADMIN,
+    "/v1/reservations", answers.ReservationRow, body=ReservationIn, roles=_ADMIN,
     conflict="One of the nodes is reserved at that time.", key=True,
 )  # fmt: skip
-async def reserve(call: Call, given: ReservationIn) -> ReservationRow:
+async def reserve(call: Call, given: ReservationIn) -> answers.ReservationRow:
     """Reserve nodes for a project.
 
     Until the beginning, jobs of other projects start there only if they have surely left by then. At the beginning the
@@ -318,30 +306,30 @@ async def reserve(call: Call, given: ReservationIn) -> ReservationRow:
     """
     key = call.key or ""
 
-    def work(engine: Engine, now_s: float) -> ReservationRow:
+    def work(engine: Engine, now_s: float) -> answers.ReservationRow:
         from_s = now_s + given.in_s
         return engine.reserve(given.nodes, given.project, from_s, from_s + given.for_s, call.token.user, now_s, key)
 
-    row: ReservationRow = await call.api.worker.call(work)
+    row: answers.ReservationRow = await call.api.worker.call(work)
     return row
 
 
-@ROUTES.route("DELETE", "/v1/reservations/{reservation}", ReservationGone, roles=_ADMIN)
-async def cancel_reservation(call: Call) -> ReservationGone:
+@ROUTES.route("DELETE", "/v1/reservations/{reservation}", answers.ReservationGone, roles=_ADMIN)
+async def cancel_reservation(call: Call) -> answers.ReservationGone:
     """Let jobs of all projects use the nodes again."""
     name = call.path["reservation"]
     await call.api.worker.call(lambda engine, now_s: engine.cancel_reservation(name, call.token.user, now_s))
-    return ReservationGone(name, True)
+    return answers.ReservationGone(name, True)
 
 
-@ROUTES.get("/v1/policy", PolicyAnswer)
-async def policy(call: Call) -> PolicyAnswer:
+@ROUTES.get("/v1/policy", answers.PolicyAnswer)
+async def policy(call: Call) -> answers.PolicyAnswer:
     """The policy that decides."""
     return await call.api.worker.look(_policy)
 
 
-@ROUTES.route("PUT", "/v1/policy", PolicyAnswer, body=PolicyIn, roles=_ADMIN)
-async def set_policy(call: Call, given: PolicyIn) -> PolicyAnswer:
+@ROUTES.route("PUT", "/v1/policy", answers.PolicyAnswer, body=PolicyIn, roles=_ADMIN)
+async def set_policy(call: Call, given: PolicyIn) -> answers.PolicyAnswer:
     """Let another policy decide from now on."""
     worker, wanted = call.api.worker, given.policy
     engine = worker.engine
@@ -402,6 +390,8 @@ def _try_out(policy: str, modules: Collection[str], folder: Path, network: bool)
     compile_rest(policy)
 
 
-def _policy(engine: Engine, now_s: float) -> PolicyAnswer:
+def _policy(engine: Engine, now_s: float) -> answers.PolicyAnswer:
     state = engine.state
-    return PolicyAnswer(state.policy_text, state.may_lose_work, state.policy_error or None, engine.options.round_s)
+    return answers.PolicyAnswer(
+        state.policy_text, state.may_lose_work, state.policy_error or None, engine.options.round_s
+    )

@@ -29,23 +29,9 @@ from plait.live.scheduler.explain.choices import Choice
 from plait.live.scheduler.explain.queue_copy import QueueCopy
 from plait.live.scheduler.live_policy import live_policy
 from plait.live.scheduler.requests.admission import check_project, project_of, take_in
+from plait.live.service.http import bodies
 from plait.live.service.http.api import Api, Call, Json, Routes
 from plait.live.service.http.auth import Denied, only_of
-from plait.live.service.http.bodies import (
-    DIFFERENT,
-    ENTRIES,
-    JOB,
-    LARGEST,
-    SUBMISSION,
-    UPDATE,
-    ChoiceIn,
-    ForecastIn,
-    Invalid,
-    RequeueIn,
-    Schema,
-    Update,
-    parse,
-)
 from plait.live.service.http.routes.cluster import PageQuery, entry
 from plait.live.service.what_if import Busy
 from plait.live.store import Token
@@ -69,7 +55,9 @@ WHAT_IF = Routes("jobs")
 T = TypeVar("T")
 
 
-@ROUTES.post("/v1/jobs", SubmittedJob | list[SubmittedJob], body=SUBMISSION, roles=_CHANGE, conflict=_ANOTHER, key=True)
+@ROUTES.post(
+    "/v1/jobs", SubmittedJob | list[SubmittedJob], body=bodies.SUBMISSION, roles=_CHANGE, conflict=_ANOTHER, key=True
+)
 async def submit(call: Call, said: tuple[list[dict[str, Any]], bool]) -> SubmittedJob | list[SubmittedJob]:
     """Submit one job, or several, all or none; they are stored when the answer comes.
 
@@ -105,7 +93,7 @@ async def list_jobs(call: Call, query: ListJobs) -> Json:
     states = [state for state in query.state.split(",") if state]
     for state in states:
         if state not in STATES:
-            raise Invalid(f"{state[:40]!r} is no state; known: {', '.join(STATES)}", "state")
+            raise bodies.Invalid(f"{state[:40]!r} is no state; known: {', '.join(STATES)}", "state")
 
     def read() -> list[JobRow]:
         return api.store.jobs(
@@ -202,8 +190,10 @@ async def cancel(call: Call) -> CancelledJob:
     return CancelledJob(row.id, "cancelled" if live is None else live.state)
 
 
-@ROUTES.route("PATCH", "/v1/jobs/{job}", ChangedJob, body=UPDATE, roles=_CHANGE, own=True, conflict=_REUSED, key=True)
-async def update(call: Call, said: Update) -> ChangedJob:
+@ROUTES.route(
+    "PATCH", "/v1/jobs/{job}", ChangedJob, body=bodies.UPDATE, roles=_CHANGE, own=True, conflict=_REUSED, key=True
+)
+async def update(call: Call, said: bodies.Update) -> ChangedJob:
     """Change priority, class, deadline or size of a job that waits or runs.
 
     A size that no longer fits stops a running job after a checkpoint, and it continues at the new size; all else counts
@@ -220,10 +210,10 @@ async def update(call: Call, said: Update) -> ChangedJob:
 
 
 @ROUTES.post(
-    "/v1/jobs/{job}/requeue", ChangedJob, body=RequeueIn, body_required=False, roles=_CHANGE, own=True,
+    "/v1/jobs/{job}/requeue", ChangedJob, body=bodies.RequeueIn, body_required=False, roles=_CHANGE, own=True,
     conflict=_REUSED, key=True,
 )  # fmt: skip
-async def requeue(call: Call, said: RequeueIn) -> ChangedJob:
+async def requeue(call: Call, said: bodies.RequeueIn) -> ChangedJob:
     """Send a job back to the queue: it stops after a checkpoint and waits again, and no failure is counted.
 
     A job that has ended is not run again under its name; see `clone`. Of an array all jobs that have not ended. With an
@@ -238,7 +228,7 @@ async def requeue(call: Call, said: RequeueIn) -> ChangedJob:
 
 
 @ROUTES.post(
-    "/v1/jobs/{job}/clone", SubmittedJob, body=DIFFERENT, body_required=False, roles=_CHANGE, own=True,
+    "/v1/jobs/{job}/clone", SubmittedJob, body=bodies.DIFFERENT, body_required=False, roles=_CHANGE, own=True,
     conflict=_ANOTHER, key=True,
 )  # fmt: skip
 async def clone(call: Call, different: tuple[dict[str, Any], bool]) -> SubmittedJob:
@@ -251,7 +241,7 @@ async def clone(call: Call, different: tuple[dict[str, Any], bool]) -> Submitted
     drop = ("member", PROJECT_TIME, "time_limit_s") if job.request.get(PROJECT_TIME) else ("member",)
     request = {name: value for name, value in job.request.items() if name not in drop}
     fields, from_checkpoint = different
-    wanted = in_project(parse(_JOB, {**request, **fields}), call.token)
+    wanted = in_project(bodies.parse(_JOB, {**request, **fields}), call.token)
     if wanted.get("env"):  # a clone of a clone
         wanted["env"] = {name: value for name, value in wanted["env"].items() if name != FROM_VARIABLE}
     if from_checkpoint:
@@ -277,7 +267,7 @@ def _check_checkpoint(call: Call, row: JobRow) -> None:
         raise Conflict(f"{row.id} has no complete checkpoint in {folder}; from the beginning: plait clone {row.id}")
 
 
-_JOB = Schema({}, request_of)
+_JOB = bodies.Schema({}, request_of)
 
 
 async def _stored(call: Call, requests: list[dict[str, Any]], *, several: bool = False) -> list[SubmittedJob]:
@@ -375,8 +365,8 @@ async def explain(call: Call) -> Explanation:
     return structs.replace(found, **more)
 
 
-@ROUTES.post("/v1/jobs/{job}/forecast", JobId, body=ForecastIn, roles=_CHANGE, own=True)
-async def tell_forecast(call: Call, said: ForecastIn) -> JobId:
+@ROUTES.post("/v1/jobs/{job}/forecast", JobId, body=bodies.ForecastIn, roles=_CHANGE, own=True)
+async def tell_forecast(call: Call, said: bodies.ForecastIn) -> JobId:
     """Keep a forecast that a client made of its job: what comes of it makes later ones honest."""
     row = (await call.job(change=True)).row
     await call.api.worker.call(lambda engine, now_s: engine.foreseen(row.number, said.start, said.end, now_s))
@@ -386,7 +376,7 @@ async def tell_forecast(call: Call, said: ForecastIn) -> JobId:
 class JobEventsQuery(Struct, frozen=True):
     """Which entries of the log."""
 
-    after: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+    after: Annotated[int, Meta(ge=0, le=bodies.LARGEST)] = 0
     """The entry to begin after, its `seq`."""
     limit: Annotated[int, Meta(ge=1, le=5000)] = 1000
     """Entries at most."""
@@ -394,7 +384,7 @@ class JobEventsQuery(Struct, frozen=True):
     """The last entries instead of the first."""
 
 
-@ROUTES.get("/v1/jobs/{job}/events", ENTRIES, query=JobEventsQuery, own=True)
+@ROUTES.get("/v1/jobs/{job}/events", bodies.ENTRIES, query=JobEventsQuery, own=True)
 async def job_events(call: Call, query: JobEventsQuery) -> Json:
     """Log entries of a job, oldest first: `limit` entries after entry `after`, or with `newest=1` the last ones."""
     number, token = (await call.job()).row.number, call.token
@@ -423,7 +413,7 @@ async def check_files(api: Api, requests: list[dict[str, Any]], *, several: bool
         path = node_environment(os.environ, passed(layout.home, os.environ))["PATH"] if here else None
         for i, request in enumerate(requests):
             if (found := missing(request, path)) is not None:
-                raise Invalid(found.reason, f"jobs.{i}.{found.field}" if several else found.field)
+                raise bodies.Invalid(found.reason, f"jobs.{i}.{found.field}" if several else found.field)
 
     await asyncio.to_thread(check)
 
@@ -448,7 +438,7 @@ def _only(shown: dict[str, Any], number: int, token: Token) -> dict[str, Any]:
     return shown
 
 
-@WHAT_IF.post("/v1/what-if", SubmissionOutlook, body=JOB, roles=("admin", "user"))
+@WHAT_IF.post("/v1/what-if", SubmissionOutlook, body=bodies.JOB, roles=("admin", "user"))
 async def what_if(call: Call, request: dict[str, Any]) -> SubmissionOutlook:
     """When a job like this would start and end, what blocks it, and what would be cheaper or sooner.
 
@@ -475,8 +465,8 @@ async def what_if(call: Call, request: dict[str, Any]) -> SubmissionOutlook:
     return msgspec.structs.replace(found, remarks=remarks or None)
 
 
-@WHAT_IF.post("/v1/what-if/queue", ComparedQueues, body=ChoiceIn)
-async def compare_queues(call: Call, said: ChoiceIn) -> ComparedQueues:
+@WHAT_IF.post("/v1/what-if/queue", ComparedQueues, body=bodies.ChoiceIn)
+async def compare_queues(call: Call, said: bodies.ChoiceIn) -> ComparedQueues:
     """Who of the queue would end sooner and who later under another choice; nothing is changed."""
     api, token = call.api, call.token
     engine = api.worker.engine
