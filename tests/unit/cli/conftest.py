@@ -30,6 +30,12 @@ class Command:
         captured = self._capsys.readouterr()
         return Answer(int(left.value.code or 0), captured.out, captured.err)
 
+    def done(self, *arguments: object) -> Answer:
+        """The answer of a command that ends well."""
+        answer = self(*arguments)
+        assert answer.code == 0, answer
+        return answer
+
     def refused(self, *arguments: object, code: int = 2) -> str:
         """The standard error of a command that ends with this exit code."""
         answer = self(*arguments)

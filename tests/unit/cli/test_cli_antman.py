@@ -35,8 +35,7 @@ def pretended(monkeypatch):
 
 def test_reproduce(plait, pretended):
     arguments = ("reproduce", "antman", "--jobs", "3", "--seeds", "0..1", "--study", "load,shapes", "--work", "w")
-    answer = plait(*arguments, "--json", "r.json", "--report", "r.html")
-    assert answer.code == 0, answer.err
+    answer = plait.done(*arguments, "--json", "r.json", "--report", "r.html")
     assert len(set(pretended)) == len(pretended)  # a run that two tables need is made once
     assert f"{len(pretended)} runs made, 0 were kept" in answer.err
     assert "the AntMan of Muri's artifact is left out; give --data" in answer.err
@@ -62,8 +61,9 @@ def test_one_run_is_that_of_simulate(plait):
     from plait_papers.antman.workload import Workload, trace_of
 
     write_canonical(trace_of(Workload(jobs=20)), "t.csv")
-    answer = plait("simulate", "t.csv", "-p", "yarn-cs:shares=1/1,preempt=on", "--preemption", "freely", "--json", "-")
-    assert answer.code == 0, answer.err
+    answer = plait.done(
+        "simulate", "t.csv", "-p", "yarn-cs:shares=1/1,preempt=on", "--preemption", "freely", "--json", "-"
+    )
     ours = run_case(Case("yarn-cs:shares=1/1,preempt=on", Workload(jobs=20))).figures
     told = json.loads(answer.out)[0]
     assert {name: told[name] for name in ("avg_jct_s", "makespan_s", "avg_jct_guaranteed_s")} == {
@@ -72,9 +72,8 @@ def test_one_run_is_that_of_simulate(plait):
 
 
 def test_the_artifacts_antman(plait, pretended, published):
-    answer = plait("reproduce", "antman", "--jobs", "3", "--seeds", "0", "--study", "none", "--work", "w",
-                   "--data", published("muri"), "--json", "-")  # fmt: skip
-    assert answer.code == 0, answer.err
+    answer = plait.done("reproduce", "antman", "--jobs", "3", "--seeds", "0", "--study", "none", "--work", "w",
+                        "--data", published("muri"), "--json", "-")  # fmt: skip
     rows = {row["trace"]: row for row in json.loads(answer.out)["artifact"]}
     assert set(rows) == {"trace 1", "trace 3", "trace 3'"}
     for row in rows.values():

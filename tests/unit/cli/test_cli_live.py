@@ -78,8 +78,9 @@ def fake(monkeypatch, tmp_path):
 
 def test_submit_sends_the_command_as_it_is_written(plait, fake, tmp_path):
     fake.answers["POST", "/v1/jobs"] = {"id": "j-1", "number": 1}
-    answer = plait("submit", "--gpus", 2, "-e", "A=b c", "--memory", "2G", "--", "python", "t.py", "--gpus", "9; rm *")
-    assert answer.code == 0
+    answer = plait.done(
+        "submit", "--gpus", 2, "-e", "A=b c", "--memory", "2G", "--", "python", "t.py", "--gpus", "9; rm *"
+    )
     assert answer.out == "j-1\n"
     assert "plait logs -f j-1" in answer.err
     assert fake.bodies == [
@@ -644,8 +645,7 @@ def test_a_stream_that_breaks_goes_on_where_it_was(fake):
 
 def test_wait_has_the_exit_code_of_the_job(plait, fake):
     fake.answers["GET", "/v1/jobs/j-2"] = [(200, JOB), (200, DONE)]
-    answer = plait("wait", "j-2")
-    assert answer.code == 0
+    answer = plait.done("wait", "j-2")
     assert answer.out == "j-2 finished\n"
     fake.answers["GET", "/v1/jobs/j-4"] = {**DONE, "state": "failed", "reason": "exit code 3; failed 4 times"}
     answer = plait("wait", "j-2", "j-4")
@@ -994,8 +994,7 @@ def test_submit_what_if_submits_nothing_and_says_when_and_why(plait, fake):
         "blocked_by": {"kind": "queue", "text": "1 job ahead", "jobs": [{"text": "j-0 of ben waits for 2 GPUs"}]},
         "variants": [smaller],
     }  # fmt: skip
-    answer = plait("submit", "--what-if", "--gpus", "2", "--", "python", "-V")
-    assert answer.code == 0, answer
+    answer = plait.done("submit", "--what-if", "--gpus", "2", "--", "python", "-V")
     assert "nothing is submitted; with 2 GPUs it would be at place 2 of 3 that wait\n" in answer.out
     assert "blocked: 1 job ahead\n    j-0 of ben waits for 2 GPUs\n" in answer.out
     assert "with 1 GPU, if it then takes 2 times as long (--gpus 1): starts sooner\n" in answer.out
@@ -1076,8 +1075,7 @@ def test_explain_works_where_the_policy_of_the_service_cannot_be_imported(plait,
     fake.answers["GET", "/v1/state"] = {
         **state.to_json(), "policy": "nowhere:Mine", "asked_s": 4.0, "round_s": 0.0, "paces": {},
     }  # fmt: skip
-    answer = plait("explain", "j-1", "--eta")
-    assert answer.code == 0
+    answer = plait.done("explain", "j-1", "--eta")
     assert "place 1 of 3 in the queue: 2 GPUs are held" in answer.out
     assert "with 1 GPU it would start now" in answer.out
     assert "no estimate of times: the queue cannot be played forward here: policy nowhere:Mine" in answer.out
@@ -1378,8 +1376,7 @@ def test_listings_say_once_that_they_are_not_current(plait, fake):
     fake.answers["GET", "/v1/jobs/j-3"] = {**JOB, "attempts": []}
     fake.answers["GET", "/v1/status"] = {**STATUS, "store_error": why, "stored_s": 20.0}
     for command in (["ls"], ["nodes"], ["queue"], ["show", "j-3"], ["ls", "--json"]):
-        answer = plait(*command)
-        assert answer.code == 0, answer.err
+        answer = plait.done(*command)
         assert len(re.findall("its disk is full", answer.err)) == 1, command
         assert re.search(rf"plait: {why}; shown as of \d\d:\d\d:\d\d, 2 min 5 s ago; what runs goes on", answer.err)
         assert "full" not in answer.out

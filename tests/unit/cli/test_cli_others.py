@@ -57,8 +57,7 @@ def test_cite(plait):
 
 @pytest.mark.skipif(importlib.util.find_spec("plait.sim.contract") is None, reason="needs the contract suite")
 def test_policy_check(plait, tmp_path):
-    good = plait("policy", "check", "srsf")
-    assert good.code == 0, good.err
+    good = plait.done("policy", "check", "srsf")
     assert "BROKEN" not in good.out
     assert "keeps all" in good.out
     (tmp_path / "broken_for_cli.py").write_text(
@@ -108,10 +107,9 @@ def test_sweep_refuses_another_grid(plait):
 
 
 def test_sweep_over_a_trace(plait, small):
-    answer = plait(
+    answer = plait.done(
         "sweep", "out", "--trace", small, "-c", "2x4", "-p", "srsf", "--load", "0.5", "--seed", 0, "--json", "-"
     )
-    assert answer.code == 0, answer.err
     (result,) = json.loads(answer.out)
     assert result["load"] == pytest.approx(0.5, rel=1e-3)
 
@@ -138,8 +136,7 @@ def test_bad_sweeps(plait, tmp_path, options, message):
 
 def test_tune(plait, tmp_path):
     plait("trace", "generate", "t.csv", "--jobs", 220, "--gpus", 8, "--load", 1.2)
-    answer = plait("tune", "tiresias-l:knob=8", "t.csv", "-c", "2x4", "--only", "within", "--json", "fit.json")
-    assert answer.code == 0, answer.err
+    answer = plait.done("tune", "tiresias-l:knob=8", "t.csv", "-c", "2x4", "--only", "within", "--json", "fit.json")
     fit = json.loads(Path("fit.json").read_text())
     assert fit["jobs_first"] == fit["jobs_second"] == 110
     assert fit["verdict"] in answer.out

@@ -9,8 +9,7 @@ SMALL = ("network", "simulate", "--jobs", "2", "--workers", "3", "--mib", "0.05"
 
 
 def test_runs_of_several_systems_are_rows(plait):
-    answer = plait(*SMALL, "-p", "switchml,atp", "-a", "64")
-    assert answer.code == 0
+    answer = plait.done(*SMALL, "-p", "switchml,atp", "-a", "64")
     rows = [line for line in answer.out.splitlines() if "switchml" in line or "atp" in line]
     assert len(rows) == 2
     assert "job 0" not in answer.out

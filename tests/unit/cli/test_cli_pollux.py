@@ -24,9 +24,8 @@ def trace(tmp_path):
 
 
 def test_simulate(plait, data, trace):
-    answer = plait("simulate", trace, "--world", "pollux-artifact", "--data", data, "--policy",
-                   "tiresias,optimus:interval=30,nodes=2", "--json", "f.json", "--jobs-csv", "j.csv")  # fmt: skip
-    assert answer.code == 0, answer.err
+    plait.done("simulate", trace, "--world", "pollux-artifact", "--data", data, "--policy",
+               "tiresias,optimus:interval=30,nodes=2", "--json", "f.json", "--jobs-csv", "j.csv")  # fmt: skip
     one, other = json.loads(Path("f.json").read_text())
     assert (one["policy"], one["cluster"], one["round_s"], one["gpus"]) == ("tiresias", "16x4", 60, 64)
     assert (other["policy"], other["cluster"], other["round_s"]) == ("optimus:interval=30,nodes=2", "2x4", 30)
@@ -42,9 +41,8 @@ def test_simulate(plait, data, trace):
 
 
 def test_the_seed_is_that_of_the_policy_and_only_of_those_that_draw(plait, data, trace):
-    answer = plait("simulate", trace, "--world", "pollux-artifact", "--data", data, "--jobs", "1", "--json", "-",
-                   "--policy", "pollux-ga:seed=5,pollux-ga,tiresias", "--csv", "r.csv")  # fmt: skip
-    assert answer.code == 0, answer.err
+    answer = plait.done("simulate", trace, "--world", "pollux-artifact", "--data", data, "--jobs", "1", "--json", "-",
+                        "--policy", "pollux-ga:seed=5,pollux-ga,tiresias", "--csv", "r.csv")  # fmt: skip
     assert [run.get("seed") for run in json.loads(answer.out)] == [5, 0, None]
     assert [row["seed"] for row in csv.DictReader(Path("r.csv").read_text().splitlines())] == ["5", "0", ""]
 
@@ -101,8 +99,7 @@ def short(tmp_path):
 
 def test_reproduce(plait, data, short, monkeypatch):
     arguments = ("reproduce", "pollux", "--data", data, "--workload", short, "--seeds", "0..1", "--work", "w")
-    first = plait(*arguments, "--json", "r.json", "--report", "r.html")
-    assert first.code == 0, first.err
+    first = plait.done(*arguments, "--json", "r.json", "--report", "r.html")
     assert "no published values for" in first.err
     assert "6 runs made, 0 were kept" in first.err
     assert "6 runs to make; each is kept in w" in first.err
@@ -153,9 +150,8 @@ def test_studies(plait, data, short, monkeypatch):
         return runs.Done(figures, [100.0], 1.0)
 
     monkeypatch.setattr(command, "EVALUATION", replace(command.EVALUATION, run=pretended))
-    answer = plait("reproduce", "pollux", "--data", data, "--workload", short, "--seeds", "3", "--work", "w",
-                   "--study", "load,interval,interference", "--json", "-", "--report", "s.html")  # fmt: skip
-    assert answer.code == 0, answer.err
+    answer = plait.done("reproduce", "pollux", "--data", data, "--workload", short, "--seeds", "3", "--work", "w",
+                        "--study", "load,interval,interference", "--json", "-", "--report", "s.html")  # fmt: skip
     told = {(case.policy, case.times) for case in asked}
     assert len(told) == len(asked) == 5 + 3 * 3 + 2 * 4 + 3  # load 1 and 60 s are the main runs
     assert ("pollux-ga:interval=480,seed=3", 1.0) in told

@@ -28,9 +28,10 @@ def data(tmp_path):
 
 
 def test_figures_tables_and_page(plait, data):
-    answer = plait("reproduce", "muri", "--data", data, "--figure", "9,13,tables", "--work", "w", "--json", "r.json",
-                   "--report", "r.html")  # fmt: skip
-    assert answer.code == 0
+    answer = plait.done(
+        "reproduce", "muri", "--data", data, "--figure", "9,13,tables", "--work", "w", "--json", "r.json",
+        "--report", "r.html",
+    )  # fmt: skip
     for text in ("Figure 9: durations known", "2 job types", "4 job types", "Tables 4 and 5", "authors'", "guard on"):
         assert text in answer.out
     assert "figure 9 is without trace1.csv, trace2.csv" in answer.err
@@ -82,8 +83,7 @@ def test_a_second_time_nothing_is_run(plait, data, monkeypatch):
     first = plait("reproduce", "muri", "--data", data, "--figure", "9", "--work", "w", "--json", "-")
     assert "7 runs made, 0 were kept" in first.err
     monkeypatch.setattr(evaluation, "over_processes", lambda *_: pytest.fail("ran again"))
-    second = plait("reproduce", "muri", "--data", data, "--figure", "9", "--work", "w", "--json", "-")
-    assert second.code == 0
+    second = plait.done("reproduce", "muri", "--data", data, "--figure", "9", "--work", "w", "--json", "-")
     assert json.loads(second.out) == json.loads(first.out)
     assert "Figure 9" in second.err
 
@@ -144,10 +144,9 @@ def test_a_damaged_trace_is_named(plait, data):
 
 
 def test_simulate_in_the_published_world(plait, data):
-    answer = plait("simulate", data / "trace3.csv", "--world", "muri-artifact", "-p",
-                   "srtf,muri-s:max_jobs=2,unpack=off,muri-l:order=discretised", "--json", "r.json", "--csv", "r.csv",
-                   "--jobs-csv", "j.csv")  # fmt: skip
-    assert answer.code == 0
+    answer = plait.done("simulate", data / "trace3.csv", "--world", "muri-artifact", "-p",
+                        "srtf,muri-s:max_jobs=2,unpack=off,muri-l:order=discretised", "--json", "r.json", "--csv", "r.csv",
+                        "--jobs-csv", "j.csv")  # fmt: skip
     results = json.loads(Path("r.json").read_text())
     assert [r["policy"] for r in results] == ["srtf", "muri-s:max_jobs=2,unpack=off", "muri-l:order=discretised"]
     for r in results:
@@ -234,8 +233,7 @@ def pretended(monkeypatch):
 
 def test_reproduce(plait, pretended, tmp_path):
     words = ("reproduce", "ina", "--section", "goodput,aggregated", "--work", "w", "--report=r.html", "--json=r.json")
-    answer = plait(*words)
-    assert answer.code == 0
+    answer = plait.done(*words)
     assert "Goodput of a job" in answer.out
     assert "88 runs to make" in answer.err  # eight of one seed and sixteen of five
     told = json.loads((tmp_path / "r.json").read_text())

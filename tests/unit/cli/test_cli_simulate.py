@@ -58,11 +58,10 @@ def test_published_numbers(plait, published, trace, cluster, policy, average):
 
 
 def test_one_result_a_trace_policy_world_seed(plait, small):
-    answer = plait(
+    answer = plait.done(
         "simulate", small, small, "-p", "tiresias-l:thresholds=50/90,knob=2,srsf", "--world", "ideal,plait",
         "--seed", "3..4", "-c", "2x4", "--json", "r.json", "--csv", "r.csv", "--check",
     )  # fmt: skip
-    assert answer.code == 0
     results = json.loads(Path("r.json").read_text())
     assert len(results) == 16
     assert all(name in result for name in WANTED for result in results)
@@ -84,12 +83,11 @@ def test_processes_give_the_same_results_in_the_same_order(plait, small):
 
 
 def test_all_outputs(plait, small, tmp_path):
-    answer = plait(
+    plait.done(
         "simulate", small, "-p", "fifo,srsf", "-c", "2x4", "--report", "new/r.html", "--chrome-trace", "c.json",
         "--log", "l.jsonl.gz", "--jobs-csv", "j.csv", "--window", "10..40", "--jobs", 10, "--profile-noise", 0.1,
         "--spread-slowdown", 1.5, "--overheads", "none", "--round", 30,
     )  # fmt: skip
-    assert answer.code == 0, answer.err
     found = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file() and p != small)
     assert found == [
         "c-fifo.json", "c-srsf.json", "j-fifo.csv", "j-srsf.csv", "l-fifo.jsonl.gz", "l-srsf.jsonl.gz", "new/r.html",
@@ -106,8 +104,7 @@ def test_json_on_standard_output_is_only_json(plait, small):
 
 
 def test_placement_replaces_that_of_every_policy(plait, small):
-    answer = plait("simulate", small, "-p", "srsf,gandiva", "-c", "2x4", "--placement", "random", "--json", "-")
-    assert answer.code == 0
+    answer = plait.done("simulate", small, "-p", "srsf,gandiva", "-c", "2x4", "--placement", "random", "--json", "-")
     assert "gandiva places jobs in its own way" in answer.err
     assert {r["placement"] for r in json.loads(answer.out)} == {"random"}
 
@@ -116,8 +113,7 @@ def test_priorities_that_a_policy_ignores_are_named(plait, tmp_path):
     rows = ["job_id,submit_s,gpus,duration_s,duration_kind,state,priority", "a,0,1,50,exact,completed,0"]
     path = tmp_path / "urgent.csv"
     path.write_text("\n".join([*rows, "b,1,1,50,exact,completed,2"]) + "\n")
-    answer = plait("simulate", path, "-p", "drf,fifo", "-c", "1x1")
-    assert answer.code == 0, answer.err
+    answer = plait.done("simulate", path, "-p", "drf,fifo", "-c", "1x1")
     assert answer.err.count("ignores priorities") == 1
     assert "policy drf ignores priorities; policies that order by them: fifo, " in answer.err
 
@@ -129,8 +125,7 @@ def test_a_policy_in_the_current_folder(plait, small, tmp_path):
         "    def decide(self, view: View) -> Plan:\n"
         "        return place(view, view.jobs.gpus.argsort(kind='stable'))\n"
     )
-    answer = plait("simulate", small, "-p", "mine_for_cli:Smallest", "-c", "2x4", "--json", "-")
-    assert answer.code == 0, answer.err
+    answer = plait.done("simulate", small, "-p", "mine_for_cli:Smallest", "-c", "2x4", "--json", "-")
     assert json.loads(answer.out)[0]["policy"] == "mine_for_cli:Smallest"
 
 
@@ -358,11 +353,10 @@ def test_load_is_stated(plait, small):
 
 def test_the_cluster_of_the_trace(plait, published):
     folder = published("openb2023")
-    answer = plait(
+    answer = plait.done(
         "simulate", folder / "openb_pod_list_default.csv", "--nodes", folder / "openb_node_list_gpu_node.csv",
         "--cluster", "trace", "-p", "fifo", "--jobs", 20, "--json", "-",
     )  # fmt: skip
-    assert answer.code == 0, answer.err
     assert json.loads(answer.out)[0]["cluster"].startswith("of the trace: 1213 nodes")
 
 
@@ -397,8 +391,7 @@ def test_models_on_shared_gpus_come_from_a_table_and_their_figures_are_in_the_re
         "simulate", "pairs.csv", "-p", "antman:least_memory=0.5", "-c", "1x8", "--opportunistic-share", "0.5",
         "--assign-models", "uniform", "--world", "ideal", "--json", "-",
     )  # fmt: skip
-    done = plait(*asked, "--guest-models", table, "--gpu-memory", "16", "--check")
-    assert done.code == 0, done.err
+    done = plait.done(*asked, "--guest-models", table, "--gpu-memory", "16", "--check")
     [row] = json.loads(done.out)
     assert row["guest_models"] == str(table)
     assert row["opportunistic_kills"] == row["conversions"] == 0
@@ -438,10 +431,9 @@ def test_bad_tables_of_models_are_refused(plait, small, tmp_path, options, said)
 
 
 def test_clusters_are_compared_in_one_table_with_the_differences(plait, small, tmp_path):
-    answer = plait(
+    answer = plait.done(
         "simulate", small, "-p", "fifo,srsf", "-c", "1x4", "-c", "2x4", "--json", "out.json", "--csv", "o.csv"
     )
-    assert answer.code == 0, answer.err
     rows = [line for line in answer.out.splitlines() if "fifo" in line or "srsf" in line]
     assert [row.split()[1:4] for row in rows] == [
         ["fifo", "·", "1x4"], ["srsf", "·", "1x4"], ["fifo", "·", "2x4"], ["srsf", "·", "2x4"],
@@ -466,8 +458,7 @@ def test_files_of_runs_on_several_clusters_have_names_of_their_own(plait, small,
 
 
 def test_one_cluster_of_several_kinds_is_said(plait, small):
-    answer = plait("simulate", small, "-p", "fifo", "-c", "1x4:a,1x4:b")
-    assert answer.code == 0
+    answer = plait.done("simulate", small, "-p", "fifo", "-c", "1x4:a,1x4:b")
     said = "1x4:a,1x4:b is one cluster of 2 kinds of nodes; to compare clusters give each by itself: -c 1x4:a -c 1x4:b"
     assert said in answer.err
     assert "is one cluster" not in plait("simulate", small, "-p", "fifo", "-c", "2x4").err
@@ -498,11 +489,10 @@ def adaptive(plait):
 
 
 def test_a_trace_without_durations_is_simulated_and_its_log_replays(plait, adaptive):
-    answer = plait(
+    answer = plait.done(
         "simulate", adaptive, "--world", "pollux", "-c", "2x4", "-p", "tiresias-l", "--log", "l.jsonl", "--json", "-",
         "--check", "--jobs", 4, "--report", "r.html",
     )  # fmt: skip
-    assert answer.code == 0, answer.err
     (result,) = json.loads(answer.out)
     assert result["finished"] == 4
     assert result["gpu_useful"] is result["lost_gpu_h"] is None  # jobs run at sizes that they did not ask for
@@ -512,25 +502,24 @@ def test_a_trace_without_durations_is_simulated_and_its_log_replays(plait, adapt
         rows = [json.loads(line) for line in log]
     reports = [row for row in rows if "GoodputReported" in json.dumps(row)]
     assert reports
-    replayed = plait("replay", "l.jsonl", "--verify")
-    assert replayed.code == 0, replayed.err
+    replayed = plait.done("replay", "l.jsonl", "--verify")
     assert "every decision is the same" in replayed.out + replayed.err
 
 
 def test_elastic_jobs_ask_for_no_more_than_the_cluster_has(plait, adaptive):
-    answer = plait("simulate", adaptive, "--world", "pollux", "-c", "1x2", "-p", "fifo", "--jobs", 3, "--json", "-")
-    assert answer.code == 0, answer.err
+    answer = plait.done(
+        "simulate", adaptive, "--world", "pollux", "-c", "1x2", "-p", "fifo", "--jobs", 3, "--json", "-"
+    )
     assert json.loads(answer.out)[0]["finished"] == 3
 
 
 def test_rounds_delay_decisions_and_not_what_jobs_do(plait, adaptive):
     runs = {}
     for round_s in (0, 60):
-        answer = plait(
+        answer = plait.done(
             "simulate", adaptive, "--world", "pollux", "-c", "16x4", "-p", "fifo", "--round", round_s, "--json", "-",
             "--jobs-csv", f"{round_s}.csv",
         )  # fmt: skip
-        assert answer.code == 0, answer.err
         runs[round_s] = json.loads(answer.out)[0]["avg_jct_s"]
     assert 0 <= runs[60] - runs[0] <= 60  # nobody waits for GPUs; each only for the next round
 

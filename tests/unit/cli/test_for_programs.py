@@ -216,13 +216,11 @@ def test_an_option_given_twice_is_a_list_or_an_error(path: tuple[str, ...], comm
 
 
 def test_policies_and_loads_may_be_given_one_by_one(plait: Any, small: Any, tmp_path: Any) -> None:
-    apart = plait("simulate", small, "-c", "2x4", "-p", "fifo", "-p", "srtf")
-    assert apart.code == 0
+    apart = plait.done("simulate", small, "-c", "2x4", "-p", "fifo", "-p", "srtf")
     assert "fifo" in apart.out
     assert "srtf" in apart.out
-    grid = plait("sweep", tmp_path / "grid", "--trace", small, "-c", "2x4", "-p", "fifo", "--load", "0.7", "--load",
-                 "1.0", "--seed", "0", "--processes", "1")  # fmt: skip
-    assert grid.code == 0, grid.err
+    grid = plait.done("sweep", tmp_path / "grid", "--trace", small, "-c", "2x4", "-p", "fifo", "--load", "0.7",
+                      "--load", "1.0", "--seed", "0", "--processes", "1")  # fmt: skip
     assert "at load 0.7," in grid.out
     assert "at load 1," in grid.out
 
