@@ -10,13 +10,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlencode
 
-from plait.live.protocol import not_current
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from plait.live.protocol import not_current
 
 
 class Refused(Exception):
@@ -63,7 +62,17 @@ class ApiClient:
                 parts.append(message.get("body", b""))
 
         await self._app(scope, receive, send)
-        return _answer(status, b"".join(parts))
+        text = b"".join(parts)
+        try:
+            value = json.loads(text or b"null")
+        except ValueError:
+            value = None
+        if status < 400:
+            return value
+        error = value.get("error") if isinstance(value, dict) else None
+        said = error if isinstance(error, dict) else {}
+        message = str(said.get("message") or f"the service answered {status}")
+        raise Refused(status, message, said.get("next"), said.get("field"))
 
     async def pass_on(self, path: str, query: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Let the API answer the browser's request for a page, as it comes: for streams."""
@@ -88,19 +97,6 @@ def segment(name: str) -> str:
     ('j-1', '..%2Fstate')
     """
     return name.replace("/", "%2F")
-
-
-def _answer(status: int, content: bytes) -> Any:
-    try:
-        value = json.loads(content or b"null")
-    except ValueError:
-        value = None
-    if status < 400:
-        return value
-    error = value.get("error") if isinstance(value, dict) else None
-    said = error if isinstance(error, dict) else {}
-    message = str(said.get("message") or f"the service answered {status}")
-    raise Refused(status, message, said.get("next"), said.get("field"))
 
 
 # Who looks at the pages: sessions of browsers, one-time codes of login links, and tokens of forms.

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.dashboard.api_client import SESSION_S, Refused
 from plait.dashboard.pages import cluster, jobs, overview, submission
 from plait.dashboard.web import ROOT, Viewer, Web, cookie_name, done, form_of, from_here, sends, ticked, web_of
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _OLD = "this link was used, or is older than two minutes; make another one with: plait web"
 

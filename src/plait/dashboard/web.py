@@ -6,22 +6,20 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.types import ASGIApp
 
 from plait.core.version import __version__
 from plait.core.words import counted, duration, gpu_hours, in_unit
 from plait.dashboard.api_client import Answers, ApiClient, Refused, Session, Sessions, segment
 from plait.dashboard.figures import ago, hue, share, size
 from plait.live.scheduler.records.event_words import brief
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
 
 #: Where the pages are.
 ROOT = "/web"

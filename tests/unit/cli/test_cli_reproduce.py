@@ -145,8 +145,8 @@ def test_a_damaged_trace_is_named(plait, data):
 
 def test_simulate_in_the_published_world(plait, data):
     answer = plait.done("simulate", data / "trace3.csv", "--world", "muri-artifact", "-p",
-                        "srtf,muri-s:max_jobs=2,unpack=off,muri-l:order=discretised", "--json", "r.json", "--csv", "r.csv",
-                        "--jobs-csv", "j.csv")  # fmt: skip
+                        "srtf,muri-s:max_jobs=2,unpack=off,muri-l:order=discretised", "--json", "r.json",
+                        "--csv", "r.csv", "--jobs-csv", "j.csv")  # fmt: skip
     results = json.loads(Path("r.json").read_text())
     assert [r["policy"] for r in results] == ["srtf", "muri-s:max_jobs=2,unpack=off", "muri-l:order=discretised"]
     for r in results:

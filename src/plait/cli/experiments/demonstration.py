@@ -179,7 +179,10 @@ def run_once(policy: str, jobs: list[dict[str, Any]], how: str, out: Path) -> De
         ended = watch_jobs(service, names, began)
         bad = [job for job in ended if job.state != "finished"]
         if bad:
-            raise PlaitError(f"{names[bad[0].id]} {bad[0].state}; it wrote:\n{_last_words(service, bad[0])}")
+            failed = bad[0]
+            text = service.logs(failed.id, offset=0, limit=65_536).text
+            words = "\n".join(text.splitlines()[-12:])
+            raise PlaitError(f"{names[bad[0].id]} {bad[0].state}; it wrote:\n{words}")
         log = list(service.all_events())
     write_text(out / f"events-{policy.split(':')[0]}.json", json.dumps(log))
     rows, watch = list(read_rows(log)), SharingWatch()
@@ -237,11 +240,6 @@ def _progress(job: JobRow) -> str:
     total = job.iterations or job.total_steps
     steps = job.iterations_done
     return f"{min(steps / total, 1.0):.0%}" if total else f"{steps:.0f} steps"
-
-
-def _last_words(service: Client, job: JobRow) -> str:
-    text = service.logs(job.id, offset=0, limit=65_536).text
-    return "\n".join(text.splitlines()[-12:])
 
 
 def show(runs: list[DemoRun]) -> None:

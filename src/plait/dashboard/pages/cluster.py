@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 from urllib.parse import quote
 
 from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from plait.core.errors import InputError
 from plait.dashboard.api_client import Refused, segment
@@ -16,11 +17,6 @@ from plait.dashboard.web import ROOT, Viewer, checked_form, done, page_of, shown
 from plait.live.scheduler.explain.choices import parse_priorities
 from plait.live.scheduler.records.event_words import step_in_words, telling
 from plait.policies.catalog import rows
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from starlette.types import Receive, Scope, Send
 
 #: Rows of a page of the list; entries of the log that are searched for entries of a node.
 ROWS, ENTRIES = 50, 5000
@@ -148,7 +144,16 @@ async def what_if(viewer: Viewer) -> Response:
     found, wrong = None, None
     try:
         if any(given.values()):
-            found = await viewer.api.ask("POST", "/v1/what-if/queue", body=_choice(given))
+            # The form as the API's request; raises `Refused` for priorities that cannot be read.
+            try:
+                priority = parse_priorities(_words(given["priority"]))
+            except InputError as unreadable:
+                raise Refused(422, str(unreadable), field="priority") from None
+            choice = {
+                "policy": given["policy"] or None, "nodes": given["nodes"] or None, "without": _words(given["without"]),
+                "priority": {f"j-{job}": value for job, value in priority.items()},
+            }  # fmt: skip
+            found = await viewer.api.ask("POST", "/v1/what-if/queue", body=choice)
     except Refused as error:
         wrong = error
     nodes = await viewer.get(2.0, "/v1/nodes")
@@ -158,18 +163,6 @@ async def what_if(viewer: Viewer) -> Response:
         wrong=wrong, names=sorted(rows()), nodes=[one["id"] for one in nodes[:OFFERED]], now=policy["policy"],
         live=False,
     )  # fmt: skip
-
-
-def _choice(given: Mapping[str, str]) -> dict[str, Any]:
-    """The form as the API's request; raises `Refused` for priorities that cannot be read."""
-    try:
-        priority = parse_priorities(_words(given["priority"]))
-    except InputError as error:
-        raise Refused(422, str(error), field="priority") from None
-    return {
-        "policy": given["policy"] or None, "nodes": given["nodes"] or None, "without": _words(given["without"]),
-        "priority": {f"j-{job}": value for job, value in priority.items()},
-    }  # fmt: skip
 
 
 def _words(text: str) -> list[str]:

@@ -17,17 +17,14 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from plait.control.prices import Prices
 from plait.core.resources import CPU_KIND
 from plait.live.api.costs import CostRow, Costs, Part
 from plait.live.api.jobs import JobRow
-from plait.live.service.usage import Measured
-
-if TYPE_CHECKING:
-    from plait.live.service.usage import Usages
-    from plait.live.store import Store
+from plait.live.service.usage import Measured, Usages
+from plait.live.store import Store
 
 #: Entries of the log that change the set of nodes.
 NODE_ENTRIES = ("NodeJoined", "NodeLost", "NodeLeaving", "NodeForgotten")

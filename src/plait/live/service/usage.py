@@ -19,18 +19,16 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from plait.core.files import OWNER_ONLY, replace_file
 from plait.core.words import duration
 from plait.live.layout import job_name
+from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.explain.resources import JobUsage, job_usages
-
-if TYPE_CHECKING:
-    from plait.live.scheduler.engine import Engine
-    from plait.live.service.worker import Worker
+from plait.live.service.worker import Worker
 
 #: Points of a series at most; seconds of an interval at first.
 MOST_POINTS, FIRST_INTERVAL_S = 720, 5.0

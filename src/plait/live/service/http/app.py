@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette import routing
 from starlette.applications import Starlette
@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp
 
 from plait.core.errors import Conflict, InputError, PlaitError, shortened
 from plait.live.protocol.wire import WireError
@@ -26,9 +27,6 @@ from plait.live.service.logs import NoAnswer
 from plait.live.service.what_if import Busy
 from plait.live.service.worker import Stopped
 from plait.live.store import NoRoom, StoreError
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
 
 #: All routes of users, in the order of the description.
 ROUTES = (

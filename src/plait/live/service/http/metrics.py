@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -11,12 +10,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from plait.live.api.cluster import ClusterStatus, Gpus, NetworkOfCluster
 from plait.live.api.costs import Costs
+from plait.live.scheduler.engine import Engine
 from plait.live.scheduler.measured import LOSSES
-
-if TYPE_CHECKING:
-    from plait.live.scheduler.engine import Engine
-    from plait.live.service.worker import Worker
-
+from plait.live.service.worker import Worker
 
 #: Buckets of what takes a moment, and of what takes hours.
 SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
