@@ -128,7 +128,10 @@ def web(
         print_json({"link": link})
     else:
         typer.echo(link)
-    if open_it or (open_it is None and _has_screen()):
+    # Whether a browser that is opened here would be seen: a desktop, and no connection from elsewhere.
+    desktop = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    screen = sys.stdout.isatty() and desktop and "SSH_CONNECTION" not in os.environ
+    if open_it or (open_it is None and screen):
         webbrowser.open(link)
 
 
@@ -156,9 +159,3 @@ def mcp(
     from plait.cli.submission import runs_here
 
     make_server(Asking(lambda: client(home), lambda: runs_here(home, os.environ)), read_only=read_only).run("stdio")
-
-
-def _has_screen() -> bool:
-    """Whether a browser that is opened here would be seen: a desktop, and no connection from elsewhere."""
-    desktop = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    return sys.stdout.isatty() and desktop and "SSH_CONNECTION" not in os.environ

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from plait.live.api.jobs import Stops
     from plait.live.client.client import Client
     from plait.outlook.eta import Forecast
-    from plait.outlook.log_replay import LoggedEntry
     from plait.outlook.queue import Foreseen
 
 
@@ -289,8 +288,16 @@ def fidelity(
             rows = list(read_rows(only_allowed(service.all_events(), allowed, remembered(Layout.at(home)))))
     else:
         rows = list(read_rows(only_allowed(saved_events(log), allowed)))
-    if coverage:
-        _coverage(rows, as_json=as_json)
+    if coverage:  # how often intervals held, if each submission of this log had been forecast
+        from plait.outlook.coverage import LogCoverage
+        from plait.outlook.log_replay import replay
+
+        watch = LogCoverage()
+        replay(rows, compare=False, observe=watch)
+        if as_json:
+            print_json(watch.coverage.to_json())
+        else:
+            typer.echo("\n".join(coverage_lines(watch.coverage.shares())))
         return
     found = judge.fidelity(rows, round_s=1.0 if round_s is None else round_s)
     if as_json:
@@ -298,20 +305,6 @@ def fidelity(
         return
     print_table(FIDELITY_HEADS, [fidelity_row(job) for job in found.jobs], "no job has finished yet")
     for line in fidelity_lines(found):
-        typer.echo(line)
-
-
-def _coverage(rows: list[LoggedEntry], *, as_json: bool) -> None:
-    """How often intervals held, if each submission of this log had been forecast."""
-    from plait.outlook.coverage import LogCoverage
-    from plait.outlook.log_replay import replay
-
-    watch = LogCoverage()
-    replay(rows, compare=False, observe=watch)
-    if as_json:
-        print_json(watch.coverage.to_json())
-        return
-    for line in coverage_lines(watch.coverage.shares()):
         typer.echo(line)
 
 

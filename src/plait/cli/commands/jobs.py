@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -443,22 +443,13 @@ def logs(
                     raise
                 _without_service(job, home)
             return
-        for text in _whole_log(service, job, rank, attempt):
-            typer.echo(shown(text), nl=False, color=raw or None)
-
-
-def _whole_log(service: Client, job: str, rank: int, attempt: int | None) -> Iterator[str]:
-    """The log of one attempt, None for the newest, up to its present end, part by part."""
-    offset = 0
-    while True:
-        part = service.logs(job, rank=rank, offset=offset, epoch=attempt)
-        attempt = part.epoch or None  # of the same attempt, whatever begins meanwhile
-        if not part.text:
-            return
-        yield part.text
-        offset = part.next
-        if offset >= part.size:
-            return
+        while True:  # up to the present end of the log
+            part = service.logs(job, rank=rank, offset=offset, epoch=attempt)
+            attempt = part.epoch or None  # of the same attempt, whatever begins meanwhile
+            typer.echo(shown(part.text), nl=False, color=raw or None)
+            offset = part.next
+            if not part.text or offset >= part.size:
+                return
 
 
 def last_lines(service: Client, job: str, rank: int, count: int, attempt: int | None = None) -> LogPart:

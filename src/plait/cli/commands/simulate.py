@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -48,7 +49,6 @@ def compare(
     plait simulate trace.csv -p fifo,srsf --jobs-csv jobs.csv
     plait compare jobs-fifo.csv jobs-srsf.csv --report gains.html
     """
-    from functools import partial
     from json import dumps
 
     from plait.cli.experiments.outputs import STDOUT, Outputs
@@ -130,6 +130,7 @@ def tune(
     from plait.cli.experiments.outputs import Outputs
     from plait.cli.render.console import Bar
     from plait.core.cluster import Cluster
+    from plait.core.files import write_text
     from plait.sim.studies.tune import fit_policy
 
     request = Request(
@@ -151,7 +152,7 @@ def tune(
             if path is None:
                 typer.echo(text, nl=False)
                 return
-            outputs.fill(path, lambda p: _write(p, text))
+            outputs.fill(path, partial(write_text, text=text))
         outputs.commit()
     from rich.table import Table
 
@@ -171,7 +172,3 @@ def tune(
     left = f"; {counted(fit.left_out, 'job')} wider than the cluster left out" if fit.left_out else ""
     typer.echo(f"{queues}{left}; {fit.verdict}.")
     typer.echo(f"--policy {fit.policy if fit.worth_it else fit.default}")
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")

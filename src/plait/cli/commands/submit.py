@@ -248,11 +248,13 @@ class Choices:
 
 
 def _choose(asked: Choices) -> None:
+    from plait.live.scheduler.explain.choices import parse_priorities
+
     if asked.log is not None:
         from plait.cli.commands.explain import saved_events
         from plait.cli.policy_modules import only_allowed
         from plait.live.scheduler.context import Context
-        from plait.live.scheduler.explain.choices import Choice, compare, parse_priorities
+        from plait.live.scheduler.explain.choices import Choice, compare
         from plait.live.scheduler.explain.outlook import foresee
         from plait.live.scheduler.explain.queue_copy import QueueCopy
         from plait.live.scheduler.live_policy import live_policy
@@ -277,7 +279,9 @@ def _choose(asked: Choices) -> None:
         with client(asked.home) as service:
             found = service.what_if_queue(
                 policy=asked.policy, nodes=asked.nodes, without=asked.without or (),
-                priority=_priorities([_by_id(service, one) for one in asked.priority or ()]),
+                priority={f"j-{job}": value for job, value in parse_priorities(
+                    [_by_id(service, one) for one in asked.priority or ()]
+                ).items()},
             )  # fmt: skip
     if asked.as_json:
         print_json(found)
@@ -304,9 +308,3 @@ def _by_id(service: Client, choice: str) -> str:
     job, equals, value = choice.partition("=")
     known = not equals or not job.strip() or job.strip().removeprefix("j-").isdigit()
     return choice if known else f"{service.id_of(job.strip())}={value}"
-
-
-def _priorities(said: Sequence[str]) -> Mapping[str, float]:
-    from plait.live.scheduler.explain.choices import parse_priorities
-
-    return {f"j-{job}": value for job, value in parse_priorities(said).items()}

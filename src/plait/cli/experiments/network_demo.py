@@ -196,8 +196,9 @@ def _sentences(worlds: list[DemoWorld]) -> dict[str, str]:
 
 def _sentence(world: DemoWorld) -> str:
     held = _held(world.together)
+    mean = sum(held) / max(len(held), 1)
     return (
-        f"{_mean(held):.1f} of {AGGREGATORS} aggregators held in the mean while both exchanged gradients, "
+        f"{mean:.1f} of {AGGREGATORS} aggregators held in the mean while both exchanged gradients, "
         f"{max(held, default=0.0):.0f} at most; "
         + ", ".join(f"{label} {share_text(last.fallback_share)} fallback" for label, last in world.last.items())
         + "."
@@ -206,7 +207,3 @@ def _sentence(world: DemoWorld) -> str:
 
 def _held(looks: list[Look]) -> list[float]:
     return [one.held for one in looks]
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

@@ -200,7 +200,14 @@ class Route:
             need(token, *self.roles)
         given: list[Any] = []
         if self.query is not None:
-            given.append(_query(self.query, request))
+            # Parameters that the route does not have are ignored.
+            sent, hints = request.query_params, get_type_hints(self.query)
+            values = {
+                name: sent.getlist(name) if get_origin(hint) is list else sent[name]
+                for name, hint in hints.items()
+                if name in sent
+            }
+            given.append(parse(self.query, values, strict=False))
         if self.body is not None:
             given.append(_body(self.body, await request.body(), required=self.body_required))
         found = await self.handler(Call(api, request, token), *given)
@@ -230,18 +237,6 @@ class Routes(list[Route]):
     def post(self, path: str, answer: Any, **more: Any) -> Callable[[Handler], Handler]:
         """A route that makes or changes something."""
         return self.route("POST", path, answer, **more)
-
-
-def _query(kind: type[T], request: Request) -> T:
-    """The parameters of a request; those that the route does not have are ignored."""
-    given, hints = request.query_params, get_type_hints(kind)
-    values = {
-        name: given.getlist(name) if get_origin(hint) is list else given[name]
-        for name, hint in hints.items()
-        if name in given
-    }
-    query: T = parse(kind, values, strict=False)
-    return query
 
 
 def _body(kind: Any, content: bytes, *, required: bool) -> Any:

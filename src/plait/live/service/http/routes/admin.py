@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 from msgspec import UNSET
@@ -127,20 +126,16 @@ async def drop_project(call: Call) -> ProjectGone:
 @ROUTES.post("/v1/backup", BackupMade, body=BackupIn, roles=_ADMIN)
 async def backup(call: Call, given: BackupIn) -> BackupMade:
     """A consistent copy of the store in the folder of backups of the service, for its owner alone."""
-    path = await asyncio.to_thread(call.api.store.backup, _below(call.api.backups, given.path))
-    return BackupMade(str(path), path.stat().st_size)
-
-
-def _below(folder: Path, name: str) -> Path:
-    """The path of a backup in `folder`, which is made; `InputError` for one anywhere else."""
+    folder = call.api.backups
     make_private(folder)
-    path = (folder / name).resolve()
-    if folder.resolve() not in path.parents:
+    target = (folder / given.path).resolve()
+    if folder.resolve() not in target.parents:
         raise InputError(
-            f"backups go below {folder}, and path is {name!r}; give a name such as copy.db, or another folder with: "
-            "plait up --backup-folder"
+            f"backups go below {folder}, and path is {given.path!r}; give a name such as copy.db, or another folder "
+            "with: plait up --backup-folder"
         )
-    return path
+    path = await asyncio.to_thread(call.api.store.backup, target)
+    return BackupMade(str(path), path.stat().st_size)
 
 
 def _projects(engine: Engine, now_s: float) -> list[ProjectRow]:
