@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,14 @@ class Served:
         self.store.close()
 
 
+@pytest.fixture
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
+    """On the small disk of a test that has one."""
+    made = Served(tmp_path / "disk" if "small_disk" in request.fixturenames else tmp_path)
+    yield made
+    made.close()
+
+
 def until(true: Callable[[], object], what: str, seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
     while not true():
@@ -102,31 +111,27 @@ def _taken(served: Served) -> bool:
     return False
 
 
-def test_a_full_disk_is_waited_for_and_what_was_taken_is_there(small_disk: Path) -> None:
-    served = Served(small_disk)
-    try:
-        assert [served.submit(), served.submit()] == [0, 1]
-        term = served.worker.engine.term
-        fill(small_disk / "filler")
-        taken, refusal = 2, ""
-        while not refusal:  # the log has a little room in itself
-            try:
-                served.submit("x" * 20_000)
-                taken += 1
-            except NoRoom as error:
-                refusal = str(error)
-        assert "its disk is full" in refusal
-        for _ in range(3):
-            with pytest.raises(NoRoom):
-                served.submit("x" * 20_000)
-        assert served.worker.is_alive()
-        (small_disk / "filler").unlink()
-        until(lambda: _taken(served), "a submission to be taken again")
-        assert served.worker.engine.term > term
-        assert len(served.store.jobs()) == taken + 1
-        assert served.failed == []
-    finally:
-        served.close()
+def test_a_full_disk_is_waited_for_and_what_was_taken_is_there(small_disk: Path, served: Served) -> None:
+    assert [served.submit(), served.submit()] == [0, 1]
+    term = served.worker.engine.term
+    fill(small_disk / "filler")
+    taken, refusal = 2, ""
+    while not refusal:  # the log has a little room in itself
+        try:
+            served.submit("x" * 20_000)
+            taken += 1
+        except NoRoom as error:
+            refusal = str(error)
+    assert "its disk is full" in refusal
+    for _ in range(3):
+        with pytest.raises(NoRoom):
+            served.submit("x" * 20_000)
+    assert served.worker.is_alive()
+    (small_disk / "filler").unlink()
+    until(lambda: _taken(served), "a submission to be taken again")
+    assert served.worker.engine.term > term
+    assert len(served.store.jobs()) == taken + 1
+    assert served.failed == []
 
 
 def test_a_store_that_cannot_be_opened_for_want_of_room_says_so(small_disk: Path) -> None:
@@ -155,133 +160,117 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return full
 
 
-def test_a_write_that_fails_for_want_of_room_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = Served(tmp_path)
-    try:
-        served.submit()
-        full = filled(monkeypatch)
-        for _ in range(3):
-            with pytest.raises(NoRoom):
-                served.submit()
-        full[0] = False
-        until(lambda: _taken(served), "a submission to be taken again")
-        assert [row.number for row in served.store.jobs()] == [1, 0]
-        assert served.failed == []
-    finally:
-        served.close()
+def test_a_write_that_fails_for_want_of_room_loses_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    served.submit()
+    full = filled(monkeypatch)
+    for _ in range(3):
+        with pytest.raises(NoRoom):
+            served.submit()
+    full[0] = False
+    until(lambda: _taken(served), "a submission to be taken again")
+    assert [row.number for row in served.store.jobs()] == [1, 0]
+    assert served.failed == []
 
 
-def test_a_full_disk_refuses_submissions_and_is_read_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served, mailbox = Served(tmp_path), Mailbox()
+@dataclass
+class Web:
+    """Requests to a service with pages, of an administrator and of the agent of a node with one GPU."""
+
+    served: Served
+    http: TestClient
+    admin: dict[str, str]
+    agent: dict[str, str]
+
+    def sync(self, *seen: Seen, **more: Any) -> Any:
+        told = Observed(NodeInfo("n0", 1), "a", 1, 0, list(seen), **more)
+        return self.http.post("/agent/v1/sync", headers=self.agent, json=to_json(told)).json()
+
+    def submit(self) -> int:
+        return int(self.http.post("/v1/jobs", headers=self.admin, json={"command": ["true"]}).status_code)
+
+    def get(self, path: str) -> Any:
+        return self.http.get(path, headers=self.admin)
+
+    def read(self, path: str) -> Any:
+        answer = self.get(path)
+        assert answer.status_code == 200, answer.text
+        return answer
+
+
+@pytest.fixture
+def web(served: Served) -> Iterator[Web]:
+    """The first of two jobs runs."""
     tokens = Tokens(served.store, served.clock)
-    admin, agent = tokens.make("ann", "admin")[0], tokens.make("n0", "agent", node="n0")[0]
-    as_admin, as_agent = ({"Authorization": f"Bearer {token}"} for token in (admin, agent))
-    try:
-        app = make_app(Api(served.store, served.worker, tokens, mailbox, served.begin))
-        with TestClient(app, raise_server_exceptions=False) as http:
-
-            def sync(*seen: Seen, **more: object) -> dict[str, Any]:
-                told = Observed(NodeInfo("n0", 1), "a", 1, 0, list(seen), **more)  # type: ignore[arg-type]
-                found: dict[str, Any] = http.post("/agent/v1/sync", headers=as_agent, json=to_json(told)).json()
-                return found
-
-            def submit() -> int:
-                job = {"command": ["true"]}
-                return int(http.post("/v1/jobs", headers=as_admin, json=job).status_code)
-
-            sync()
-            assert submit() == submit() == 200
-            until(lambda: sync()["attempts"], "the first job to start")
-            sync(Seen(0, 1, 0, RUNNING, pid=7, steps=3.0))
-            full = filled(monkeypatch)
-            assert submit() == 507
-            for path in ("", "/j-0", "/j-1", "/j-0/explain", "/j-1/explain", "/j-0/events"):
-                answer = http.get(f"/v1/jobs{path}", headers=as_admin)
-                assert answer.status_code == 200, f"{path}: {answer.text}"
-            for path in ("nodes", "state", "policy", "events", "projects"):
-                assert http.get(f"/v1/{path}", headers=as_admin).status_code == 200
-            status = http.get("/v1/status", headers=as_admin).json()
-            assert "its disk is full" in status["store_error"]
-            assert submit() == 507
-
-            def answer_asks() -> None:
-                answer = sync(Seen(0, 1, 0, RUNNING, pid=7))
-                replies = [Reply(ask["id"], "hello\n", 0, 6, 6) for ask in answer["ask"]]
-                if replies:
-                    sync(Seen(0, 1, 0, RUNNING, pid=7), replies=replies)
-
-            with ThreadPoolExecutor(1) as other:
-                log = other.submit(http.get, "/v1/jobs/j-0/logs", headers=as_admin)
-                until(lambda: answer_asks() or log.done(), "the log", 10)
-            assert log.result().json()["text"] == "hello\n"
-            full[0] = False
-            until(lambda: submit() == 200, "a submission to be taken again")
-            assert http.get("/v1/status", headers=as_admin).json()["store_error"] is None
-    finally:
-        served.close()
+    secrets = tokens.make("ann", "admin")[0], tokens.make("n0", "agent", node="n0")[0]
+    api = Api(served.store, served.worker, tokens, Mailbox(), served.begin)
+    with TestClient(make_app(api, make_pages), raise_server_exceptions=False) as http:
+        web = Web(served, http, *({"Authorization": f"Bearer {secret}"} for secret in secrets))
+        web.sync()
+        assert web.submit() == web.submit() == 200
+        until(lambda: web.sync()["attempts"], "the first job to start")
+        web.sync(Seen(0, 1, 0, RUNNING, pid=7, steps=3.0))
+        yield web
 
 
-def test_a_full_disk_shows_what_is_stored_and_since_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    served, mailbox = Served(tmp_path), Mailbox()
-    tokens = Tokens(served.store, served.clock)
-    admin, agent = tokens.make("ann", "admin")[0], tokens.make("n0", "agent", node="n0")[0]
-    as_admin, as_agent = ({"Authorization": f"Bearer {token}"} for token in (admin, agent))
-    try:
-        api = Api(served.store, served.worker, tokens, mailbox, served.begin)
-        with TestClient(make_app(api, make_pages), raise_server_exceptions=False) as http:
+def test_a_full_disk_refuses_submissions_and_is_read_all_the_same(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = filled(monkeypatch)
+    assert web.submit() == 507
+    for path in ("", "/j-0", "/j-1", "/j-0/explain", "/j-1/explain", "/j-0/events"):
+        answer = web.get(f"/v1/jobs{path}")
+        assert answer.status_code == 200, f"{path}: {answer.text}"
+    for path in ("nodes", "state", "policy", "events", "projects"):
+        assert web.get(f"/v1/{path}").status_code == 200
+    status = web.get("/v1/status").json()
+    assert "its disk is full" in status["store_error"]
+    assert web.submit() == 507
 
-            def sync(*seen: Seen, node: str = "n0") -> Any:
-                told = Observed(NodeInfo(node, 1), "a", 1, 0, list(seen))
-                return http.post("/agent/v1/sync", headers=as_agent, json=to_json(told)).json()
+    def answer_asks() -> None:
+        answer = web.sync(Seen(0, 1, 0, RUNNING, pid=7))
+        replies = [Reply(ask["id"], "hello\n", 0, 6, 6) for ask in answer["ask"]]
+        if replies:
+            web.sync(Seen(0, 1, 0, RUNNING, pid=7), replies=replies)
 
-            def read(path: str) -> Any:
-                answer = http.get(path, headers=as_admin)
-                assert answer.status_code == 200, answer.text
-                return answer
+    with ThreadPoolExecutor(1) as other:
+        log = other.submit(web.get, "/v1/jobs/j-0/logs")
+        until(lambda: answer_asks() or log.done(), "the log", 10)
+    assert log.result().json()["text"] == "hello\n"
+    full[0] = False
+    until(lambda: web.submit() == 200, "a submission to be taken again")
+    assert web.get("/v1/status").json()["store_error"] is None
 
-            def submit(**fields: object) -> int:
-                job = {"command": ["true"], **fields}
-                return int(http.post("/v1/jobs", headers=as_admin, json=job).status_code)
 
-            sync()
-            assert submit() == submit() == 200
-            until(lambda: sync()["attempts"], "the first job to start")
-            sync(Seen(0, 1, 0, RUNNING, pid=7, steps=3.0))
-            assert not_current.HEADER not in read("/v1/jobs").headers
-            before = read("/v1/status").json()
-            assert before["stored_s"] is None
-            full = filled(monkeypatch)
-            assert [submit() for _ in range(3)] == [507] * 3
-            sync(Seen(0, 1, 0, ENDED, exit_code=0))  # not taken: the agent reports it again when there is room
-            status = read("/v1/status").json()
-            assert status["jobs"] == before["jobs"]
-            assert status["log_seq"] == before["log_seq"]
-            assert status["term"] == before["term"]
-            assert before["now_s"] <= status["stored_s"] <= status["now_s"]
-            listed = read("/v1/jobs")
-            assert [(job["id"], job["state"], job["iterations_done"]) for job in listed.json()] == [
-                ("j-1", "waiting", 0.0), ("j-0", "running", 3.0),
-            ]  # fmt: skip
-            assert [job["id"] for job in read("/v1/queue").json()["jobs"]] == ["j-0", "j-1"]
-            (node,) = read("/v1/nodes").json()
-            assert (node["state"], node["gpu_jobs"]) == ("ready", [["j-0"]])
-            age = json.loads(listed.headers[not_current.HEADER])
-            assert age["why"] == "cannot write to the store: its disk is full"
-            assert 0.0 <= age["ago_s"] <= served.clock()
-            assert "disk is full; shown as of" in not_current.sentence_of(listed.headers[not_current.HEADER])
-            page = http.post("/web/codes", headers=as_admin).json()["path"]
-            http.get(page)
-            for path in ("", "jobs", "nodes", "queue", "jobs/j-0"):
-                assert "disk is full; shown as of" in http.get(f"/web/{path}").text, path
-            full[0] = False
-            until(lambda: submit() == 200, "a submission to be taken again")
-            assert not_current.HEADER not in read("/v1/jobs").headers
-            assert read("/v1/status").json()["stored_s"] is None
-            assert "shown as of" not in http.get("/web/jobs").text
-    finally:
-        served.close()
+def test_a_full_disk_shows_what_is_stored_and_since_when(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not_current.HEADER not in web.read("/v1/jobs").headers
+    before = web.read("/v1/status").json()
+    assert before["stored_s"] is None
+    full = filled(monkeypatch)
+    assert [web.submit() for _ in range(3)] == [507] * 3
+    web.sync(Seen(0, 1, 0, ENDED, exit_code=0))  # not taken: the agent reports it again when there is room
+    status = web.read("/v1/status").json()
+    assert status["jobs"] == before["jobs"]
+    assert status["log_seq"] == before["log_seq"]
+    assert status["term"] == before["term"]
+    assert before["now_s"] <= status["stored_s"] <= status["now_s"]
+    listed = web.read("/v1/jobs")
+    assert [(job["id"], job["state"], job["iterations_done"]) for job in listed.json()] == [
+        ("j-1", "waiting", 0.0), ("j-0", "running", 3.0),
+    ]  # fmt: skip
+    assert [job["id"] for job in web.read("/v1/queue").json()["jobs"]] == ["j-0", "j-1"]
+    (node,) = web.read("/v1/nodes").json()
+    assert (node["state"], node["gpu_jobs"]) == ("ready", [["j-0"]])
+    age = json.loads(listed.headers[not_current.HEADER])
+    assert age["why"] == "cannot write to the store: its disk is full"
+    assert 0.0 <= age["ago_s"] <= web.served.clock()
+    assert "disk is full; shown as of" in not_current.sentence_of(listed.headers[not_current.HEADER])
+    page = web.http.post("/web/codes", headers=web.admin).json()["path"]
+    web.http.get(page)
+    for path in ("", "jobs", "nodes", "queue", "jobs/j-0"):
+        assert "disk is full; shown as of" in web.http.get(f"/web/{path}").text, path
+    full[0] = False
+    until(lambda: web.submit() == 200, "a submission to be taken again")
+    assert not_current.HEADER not in web.read("/v1/jobs").headers
+    assert web.read("/v1/status").json()["stored_s"] is None
+    assert "shown as of" not in web.http.get("/web/jobs").text
 
 
 def test_agents_go_on_as_they_are_while_the_service_waits_for_room() -> None:
