@@ -45,22 +45,6 @@ def ago(now_s: float, at_s: Any, *, seconds: bool = False) -> str:
     return f"{time_of_day(date_s - ago_s, date_s, seconds=seconds)}, {duration(ago_s)} ago"
 
 
-def size(count: Any) -> str:
-    """Bytes for people.
-
-    >>> size(17179869184), size(512), size(None)
-    ('16.0 GiB', '512 B', '-')
-    """
-    left = number(count)
-    if math.isnan(left):
-        return "-"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if left < 1024:
-            return f"{left:.0f} B" if unit == "B" else f"{left:.1f} {unit}"
-        left /= 1024
-    return f"{left:.1f} TiB"
-
-
 def share(job: Mapping[str, Any]) -> float | None:
     """The done part of a job's work, 0..1; None if its total is unknown."""
     adaptive = job.get("adaptive") or {}

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from plait.core.version import __version__
 from plait.core.words import counted, duration, gpu_hours, in_unit
 from plait.dashboard.api_client import Answers, ApiClient, Refused, Session, Sessions, segment
-from plait.dashboard.figures import ago, hue, share, size
+from plait.dashboard.figures import ago, hue, share
 from plait.live.scheduler.records.event_words import brief
 
 #: Where the pages are.
@@ -43,9 +43,7 @@ class Web:
             loader=PackageLoader("plait.dashboard"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
             lstrip_blocks=True, finalize=shown_plainly,
         )  # fmt: skip
-        self.templates.globals.update(
-            root=ROOT, version=__version__, ago=ago, share=share, hue=hue, counted=counted, size=size
-        )
+        self.templates.globals.update(root=ROOT, version=__version__, ago=ago, share=share, hue=hue, counted=counted)
         self.templates.filters.update(linked=linked, duration=duration, brief=brief, unit=in_unit, gpu_hours=gpu_hours)
 
     def client(self, secret: str) -> ApiClient:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -163,9 +163,10 @@ def restore(
 
     from plait.live.layout import Layout, make_private
     from plait.live.store.connecting import restore_backup
+    from plait.live.supervisor.services import any_service_process
 
     layout = Layout.at(home)
-    if service_lives(layout):
+    if any_service_process(layout) is not None:
         raise InputError(f"the service in {layout.home} runs; stop it with: plait down")
     try:
         with sqlite3.connect(f"{source.expanduser().resolve().as_uri()}?mode=ro&immutable=1", uri=True) as database:
@@ -180,22 +181,6 @@ def restore(
     make_private(layout.home)
     restore_backup(source, layout.database)
     typer.echo(f"restored {layout.database}; go on with: plait up")
-
-
-def service_lives(layout: Any) -> bool:
-    """Whether the process named in the service file still runs."""
-    import os
-
-    from plait.live.client.client import read_service_file
-
-    data = read_service_file(layout)
-    if data is None:
-        return False
-    try:
-        os.kill(int(data["pid"]), 0)
-    except (OSError, KeyError, ValueError):
-        return False
-    return True
 
 
 def replay(

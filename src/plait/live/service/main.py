@@ -149,7 +149,9 @@ def run(options: ServiceOptions) -> int:
         )
     if not NODE_NAME.fullmatch(options.name):
         raise InputError(f"--name is {options.name!r}; write letters, digits, dot, dash")
-    if not _loopback(options.host) and not (options.tls_cert or options.insecure):
+    number = _number_of(options.host)
+    here = options.host == "localhost" if number is None else number.is_loopback
+    if not here and not (options.tls_cert or options.insecure):
         raise InputError(
             f"--host {options.host} can be reached from other machines, and tokens would be sent unencrypted; give "
             "--tls-cert and --tls-key, or --insecure in a private network"
@@ -225,21 +227,12 @@ def _take(lease: LeaderLease, url: str) -> None:
         raise StoreError(f"cannot open the store {parse_url(url)!r}: {str(error).strip().splitlines()[0]}") from error
 
 
-def _is_number(host: str) -> bool:
+def _number_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a host is written as; None for a name."""
     try:
-        ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return True
-
-
-def _loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        return None
 
 
 def only_one(layout: Layout, name: str = FIRST) -> IO[str]:
@@ -289,7 +282,7 @@ def _address(options: ServiceOptions, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         name = socket.gethostname()
-    elif not _is_number(options.host):
+    elif _number_of(options.host) is None:
         name = options.host  # the name in its certificate
     else:
         name = f"[{host}]" if ":" in host else host
