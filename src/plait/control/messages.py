@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, get_args
+from typing import Any, dataclass_transform
 
 from plait.core.arrays import AS_LISTS, FloatArray, IntArray
 from plait.core.cluster import Network, Node
@@ -22,30 +22,46 @@ from plait.core.plan import Gate, Group, Groups, Member, NodeReservation
 from plait.core.resources import Resource, StageProfile
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JobSubmitted:
+@dataclass_transform(frozen_default=True, eq_default=False)
+class Message:
+    """Base of all messages: frozen values, compared by identity, as the arrays in them cannot be compared."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, eq=False)(cls)
+
+
+class Event(Message):
+    """What happened, as the controller learns at `at_s`."""
+
+    at_s: float
+
+
+class Command(Message):
+    """What to do because of an event, by its number."""
+
+    event: int
+
+
+class JobSubmitted(Event):
     """New jobs; they get the numbers `first`, `first + 1`, ...
 
     `room`: the cluster may grow so far that gangs of so many GPUs fit; 0 = it does not grow. `refused`: numbers of
     these jobs that may not run whatever the cluster, with the reason.
     """
 
-    at_s: float
     first: int
     jobs: JobBatch
     room: int = field(default=0, metadata=form(omit=True))
     refused: tuple[tuple[int, str], ...] = field(default=(), metadata=form(omit=True))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ProgressReported:
+class ProgressReported(Event):
     """Measurements of the monitors, one entry a job.
 
     Iterations done, GPU-seconds and seconds held so far (overheads included), and the current seconds an
     iteration (NaN while starting or stopped).
     """
 
-    at_s: float
     jobs: IntArray
     iterations_done: FloatArray
     attained_gpu_s: FloatArray
@@ -53,30 +69,25 @@ class ProgressReported:
     iteration_s: FloatArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JobProfiled:
+class JobProfiled(Event):
     """Measured solo iteration time and stage seconds (jobs x resources)."""
 
-    at_s: float
     jobs: IntArray
     iteration_s: FloatArray
     stage_s: FloatArray = field(metadata=form(columns=len(Resource)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GoodputReported:
+class GoodputReported(Event):
     """Fits and measurements of adaptive jobs themselves, shape (jobs, `Estimate`); NaN unknown.
 
     It does not trigger a decision: policies that use it set the time of the next one.
     """
 
-    at_s: float
     jobs: IntArray
     goodput: FloatArray = field(metadata=form(columns=len(Estimate)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StopCostReported:
+class StopCostReported(Event):
     """Losses of a stop of each of these jobs, as far as measured.
 
     `checkpoints`: `Checkpoints` of each from now on (a job that attaches goes from NEVER to ON_STOP). `saved_run_s`:
@@ -84,43 +95,36 @@ class StopCostReported:
     that a stop and the start after it take, until it makes progress again; NaN: unchanged.
     """
 
-    at_s: float
     jobs: IntArray
     checkpoints: IntArray
     saved_run_s: FloatArray
     restart_s: FloatArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JobKept:
+class JobKept(Event):
     """Policies are to leave these running jobs on their GPUs until `until_s`, seconds; NaN: no longer.
 
     For what a stop would spoil besides work, such as a measurement that is nearly done.
     """
 
-    at_s: float
     jobs: IntArray
     until_s: FloatArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JobHeld:
+class JobHeld(Event):
     """Waiting jobs that the policy does not see (`held` 1), or sees again (0); jobs that run are left alone."""
 
-    at_s: float
     jobs: IntArray
     held: IntArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class UsageReported:
+class UsageReported(Event):
     """Measurements of GPUs and of running jobs: the fields of `core.policy.Usage`, NaN unknown.
 
     `gpu_utilisation` and `gpu_memory_bytes` have one entry a GPU of the cluster, or are empty; the others one a job. It
     does not trigger a decision: policies that use it set the time of the next one.
     """
 
-    at_s: float
     gpu_utilisation: FloatArray
     gpu_memory_bytes: FloatArray
     jobs: IntArray
@@ -130,204 +134,126 @@ class UsageReported:
     spill_bytes: FloatArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NetworkReported:
+class NetworkReported(Event):
     """Measurements of the exchange of gradients, one entry a job: the fields of `NetworkFigures`, NaN unknown.
 
     It does not trigger a decision: policies that use it set the time of the next one.
     """
 
-    at_s: float
     jobs: IntArray
     bits_per_s: FloatArray
     aggregated: FloatArray
     fallback_share: FloatArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JobFinished:
+class JobFinished(Event):
     """Jobs that completed, each at its `end_s`."""
 
-    at_s: float
     jobs: IntArray
     end_s: FloatArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JobFailed:
+class JobFailed(Event):
     """Jobs whose processes failed; the controller starts them again while retries are left, and if `again`."""
 
-    at_s: float
     jobs: IntArray
     reason: str
     again: bool = field(default=True, metadata=form(omit=True))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JobCancelled:
+class JobCancelled(Event):
     """Jobs that `by` cancelled; "" if it is not known who."""
 
-    at_s: float
     jobs: IntArray
     by: str = field(default="", metadata=form(omit=True))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JobUpdated:
+class JobUpdated(Event):
     """New requests for these jobs: `specs` has an entry for each of `jobs`, in that order.
 
     A job that runs on fewer or more GPUs than it now takes leaves them after a checkpoint, and waits.
     """
 
-    at_s: float
     jobs: IntArray
     specs: JobBatch
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JobRequeued:
+class JobRequeued(Event):
     """Running jobs that are to leave their GPUs after a checkpoint, and to wait again."""
 
-    at_s: float
     jobs: IntArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NodeJoined:
+class NodeJoined(Event):
     """A node is there: new, or back."""
 
-    at_s: float
     node: Node
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NodeLost:
+class NodeLost(Event):
     """A node is gone, and with it the processes on it."""
 
-    at_s: float
     node: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NodeSuspected:
+class NodeSuspected(Event):
     """A node is silent (`suspect`) or responds again; on a silent node nothing new starts, and running jobs stay."""
 
-    at_s: float
     node: str
     suspect: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SwitchLost:
+class SwitchLost(Event):
     """A switch no longer aggregates, and what was in its memory is gone."""
 
-    at_s: float
     switch: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SwitchJoined:
+class SwitchJoined(Event):
     """A switch of the network is there again, with empty memory."""
 
-    at_s: float
     switch: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LaunchFailed:
-    """Jobs that could not be started where the plan put them."""
-
-    at_s: float
-    jobs: IntArray
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReplanDue:
-    """Time to decide: every event up to now has been reported."""
-
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NodesReserved:
+class NodesReserved(Event):
     """Nodes are for jobs of a project alone, for some time; another one of the same id is replaced."""
 
-    at_s: float
     reservation: NodeReservation
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ReservationCancelled:
+class ReservationCancelled(Event):
     """Nodes are no longer reserved; `by`: who cancelled it."""
 
-    at_s: float
     id: str
     by: str = field(default="", metadata=form(omit=True))
 
 
-Event: TypeAlias = (
-    JobSubmitted
-    | ProgressReported
-    | JobProfiled
-    | GoodputReported
-    | StopCostReported
-    | JobKept
-    | JobHeld
-    | UsageReported
-    | NetworkReported
-    | JobFinished
-    | JobFailed
-    | JobCancelled
-    | JobUpdated
-    | JobRequeued
-    | NodeJoined
-    | NodeLost
-    | NodeSuspected
-    | SwitchLost
-    | SwitchJoined
-    | NodesReserved
-    | ReservationCancelled
-    | LaunchFailed
-    | ReplanDue
-)
+class LaunchFailed(Event):
+    """Jobs that could not be started where the plan put them."""
+
+    jobs: IntArray
+    reason: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Stop:
+class ReplanDue(Event):
+    """Time to decide: every event up to now has been reported."""
+
+
+class Stop(Command):
     """Take these jobs off their GPUs: after a checkpoint, suspended in host memory, or without either."""
 
-    event: int
     jobs: IntArray
     checkpoint: bool = True
     suspend: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Launch:
-    """Run these groups as given: members not yet running there start, the others continue."""
-
-    event: int
-    groups: Groups
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Adjust:
-    """Continue these groups with other members, turns, shares, memory, batch sizes or gate."""
-
-    event: int
-    groups: Groups
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Grant:
+class Grant(Command):
     """The memory of switches that jobs have from now on.
 
     `grants`: all that each of their jobs has. `released`: jobs that have none any more. `without`: jobs that run
     without aggregation from now on although they want it, and why.
     """
 
-    event: int
     grants: tuple[NetworkGrant, ...]
     released: IntArray
     without: Mapping[int, str] = field(default_factory=dict, metadata=form(omit=lambda command: not command.without))
@@ -338,24 +264,29 @@ class Grant:
         return sorted({one.job for one in self.grants}.union(self.released.tolist(), self.without))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Refuse:
+class Launch(Command):
+    """Run these groups as given: members not yet running there start, the others continue."""
+
+    groups: Groups
+
+
+class Adjust(Command):
+    """Continue these groups with other members, turns, shares, memory, batch sizes or gate."""
+
+    groups: Groups
+
+
+class Refuse(Command):
     """These jobs will not run (again): refused at submission or out of retries, each with its reason."""
 
-    event: int
     jobs: IntArray
     reasons: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Wake:
+class Wake(Command):
     """Request a decision at this time even if nothing happens before."""
 
-    event: int
     at_s: float
-
-
-Command: TypeAlias = Stop | Grant | Launch | Adjust | Refuse | Wake
 
 
 def to_json(message: Event | Command) -> dict[str, Any]:
@@ -436,7 +367,7 @@ _PARTS = Codec(
     own={StageProfile: (lambda one: list(one.stage_s), lambda made: made)},
 )
 _MESSAGES = Codec(
-    kinds=(*get_args(Event), *get_args(Command)),
+    kinds=(*Event.__subclasses__(), *Command.__subclasses__()),
     nulls=True,
     own={
         JobBatch: (lambda jobs: list(map(spec_to_json, jobs)), lambda rows: JobBatch.of(map(spec_from_json, rows))),

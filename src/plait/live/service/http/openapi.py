@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
@@ -149,7 +149,7 @@ def _messages() -> dict[str, Any]:
     `log.` and `agent.` come before the names of the dataclasses; see `plait.core.codec.schema`.
     """
     log, noted = messages.schemas(f"{PREFIX}log."), notes.schemas(f"{PREFIX}log.")
-    events, own = log.any_of(get_args(messages.Event)), noted.any_of(tuple(notes.KINDS.values()))
+    events, own = log.any_of(messages.Event.__subclasses__()), noted.any_of(notes.Note.__subclasses__())
     entry = {
         "type": "object", "required": ["seq", "at_s", "event", "commands"],
         "description": "An event, and the controller's commands because of it.",
@@ -163,7 +163,7 @@ def _messages() -> dict[str, Any]:
                     "mapping": {**events["discriminator"]["mapping"], **own["discriminator"]["mapping"]},
                 },
             },
-            "commands": {"type": "array", "items": log.any_of(get_args(messages.Command))},
+            "commands": {"type": "array", "items": log.any_of(messages.Command.__subclasses__())},
         },
     }  # fmt: skip
     wired = wire.schemas(f"{PREFIX}agent.")
