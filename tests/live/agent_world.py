@@ -192,6 +192,11 @@ class World:
         until(lambda: text in self.log(job, epoch=epoch, rank=rank), f"{text!r} in the log of job {job}")
         return self.log(job, epoch=epoch, rank=rank)
 
+    def starts(self, run: wire.Run, text: str = "ready") -> None:
+        """Request a job, and wait until it has printed something."""
+        self.service.want(run)
+        self.said(run.job, text, epoch=run.epoch, rank=run.rank)
+
     def runner(self, job: int, *, epoch: int = 1, rank: int = 0) -> int:
         claim = until(lambda: procs.read_json(self.folder(job, epoch=epoch, rank=rank) / "runner.json"), "runner.json")
         return int(claim["pid"])

@@ -65,8 +65,7 @@ def test_jobs_outlive_their_agent_and_are_reattached(world: World, number: int) 
 
 def test_jobs_that_end_while_there_is_no_agent_are_told_by_the_next(world: World) -> None:
     world.start()
-    world.service.want(world.python(1, job_that_waits(world, 1)))
-    world.said(1, "ready")
+    world.starts(world.python(1, job_that_waits(world, 1)))
     world.end_agent(signal.SIGKILL)
     (world.layout.home / "go").touch()
     until(lambda: (world.folder(1) / "exit.json").exists(), "the end of the job")
@@ -77,8 +76,7 @@ def test_jobs_that_end_while_there_is_no_agent_are_told_by_the_next(world: World
 
 def test_runners_killed_while_there_is_no_agent_are_told_by_the_next(world: World) -> None:
     world.start()
-    world.service.want(world.python(1, PATIENT))
-    world.said(1, "ready")
+    world.starts(world.python(1, PATIENT))
     world.end_agent(signal.SIGKILL)
     os.kill(world.runner(1), signal.SIGKILL)
     world.start()
@@ -105,8 +103,7 @@ def test_an_end_is_told_until_it_is_noted_also_by_the_next_agent(world: World) -
 
 def test_a_lost_journal_starts_nothing_twice(world: World) -> None:
     world.start()
-    world.service.want(world.python(1, job_that_waits(world, 1)))
-    world.said(1, "ready")
+    world.starts(world.python(1, job_that_waits(world, 1)))
     runner = world.runner(1)
     world.end_agent(signal.SIGKILL)
     (world.layout.node("n0") / "journal.jsonl").unlink()
@@ -186,8 +183,7 @@ def test_told_twice_late_or_out_of_order_changes_nothing(world: World) -> None:
 def test_a_replaced_leader_is_refused_also_by_the_next_agent(world: World) -> None:
     world.start()
     world.service.term = 5
-    world.service.want(world.python(1, PATIENT))
-    world.said(1, "ready")
+    world.starts(world.python(1, PATIENT))
     for again in (False, True):
         if again:
             world.end_agent(signal.SIGKILL)
@@ -239,8 +235,7 @@ def test_a_gpu_is_given_on_when_nobody_of_another_group_holds_it(world: World) -
 
 def test_a_lost_service_stops_nothing_and_is_found_again_elsewhere(world: World) -> None:
     world.start()
-    world.service.want(world.python(1, job_that_waits(world, 1)))
-    world.said(1, "ready")
+    world.starts(world.python(1, job_that_waits(world, 1)))
     old = world.service
     old.close()
     (world.layout.home / "go").touch()
@@ -254,8 +249,7 @@ def test_a_lost_service_stops_nothing_and_is_found_again_elsewhere(world: World)
 @pytest.mark.parametrize("script", [LEAVES, PATIENT], ids=["leaves at SIGTERM", "dies of SIGTERM"])
 def test_without_contact_for_the_lease_work_is_stopped_gracefully_and_has_not_failed(world: World, script: str) -> None:
     world.start()
-    world.service.want(world.python(1, script))
-    world.said(1, "ready")
+    world.starts(world.python(1, script))
     has_lease(world, LEASE_S)
     world.service.quiet = True
     until(lambda: (world.folder(1) / "exit.json").exists(), "the job to be stopped")
@@ -267,8 +261,7 @@ def test_without_contact_for_the_lease_work_is_stopped_gracefully_and_has_not_fa
 def test_a_node_on_loan_is_given_back_when_the_lease_is_over_and_its_jobs_have_stopped(world: World) -> None:
     agent = world.start("--on-loan").agent
     assert agent is not None
-    world.service.want(world.python(1, LEAVES))
-    world.said(1, "ready")
+    world.starts(world.python(1, LEAVES))
     has_lease(world, LEASE_S)
     world.layout.service_file.unlink(missing_ok=True)
     world.service.quiet = True
@@ -279,8 +272,7 @@ def test_a_node_on_loan_is_given_back_when_the_lease_is_over_and_its_jobs_have_s
 
 def test_an_agent_stopped_for_less_than_its_lease_changes_nothing(world: World) -> None:
     world.start()
-    world.service.want(world.python(1, PATIENT))
-    world.said(1, "ready")
+    world.starts(world.python(1, PATIENT))
     has_lease(world, 2 * LEASE_S)
     world.agent.send_signal(signal.SIGSTOP)
     time.sleep(1.0)
@@ -307,8 +299,7 @@ def test_work_ends_with_the_lease_of_its_node_whatever_has_become_of_its_agent(
     world.start()
     lease_s = 3 * LEASE_S  # the runner has a twentieth of it to kill and to write down, before it is killed itself
     world.service.lease_s = lease_s
-    world.service.want(world.python(1, code))
-    world.said(1, "begun")
+    world.starts(world.python(1, code), "begun")
     asked = [told for told in world.service.told if told.reached]
     assert asked
     agent, runner, mark = world.agent, world.runner(1), launch.mark_of(world.layout, 1, 1, 0)
@@ -343,8 +334,7 @@ def test_work_ends_with_the_lease_of_its_node_whatever_has_become_of_its_agent(
 @pytest.mark.parametrize("who", ["runner", "agent and runner"])
 def test_what_a_shell_started_dies_with_the_runner(world: World, who: str) -> None:
     world.start()
-    world.service.want(world.python(1, SHELL))
-    world.said(1, "begun")
+    world.starts(world.python(1, SHELL), "begun")
     mark = launch.mark_of(world.layout, 1, 1, 0)
     if who != "runner":
         world.end_agent(signal.SIGKILL)
@@ -357,8 +347,7 @@ def test_what_a_shell_started_dies_with_the_runner(world: World, who: str) -> No
 
 def test_an_agent_without_its_journal_reattaches_to_what_runs_on_its_node(world: World) -> None:
     world.start()
-    world.service.want(world.python(1, PATIENT))
-    world.said(1, "ready")
+    world.starts(world.python(1, PATIENT))
     world.end_agent(signal.SIGKILL)
     (world.layout.node("n0") / "journal.jsonl").unlink()
     told = len(world.service.told)
@@ -372,8 +361,7 @@ def test_an_agent_without_its_journal_reattaches_to_what_runs_on_its_node(world:
 def test_jobs_go_on_without_an_end_where_the_service_was_stopped_before_the_agent(world: World) -> None:
     """As `plait down` does: nobody is left who could start them elsewhere. Who starts a service ends that."""
     world.start("--parks")
-    world.service.want(world.python(1, PATIENT))
-    world.said(1, "ready")
+    world.starts(world.python(1, PATIENT))
     has_lease(world, LEASE_S)
     world.layout.service_file.unlink()
     world.service.quiet = True
@@ -388,8 +376,7 @@ def test_jobs_go_on_without_an_end_where_the_service_was_stopped_before_the_agen
 
 def test_an_agent_told_to_stop_jobs_ends_them_and_tells(world: World) -> None:
     world.start("--stop-jobs")
-    world.service.want(world.python(1, PATIENT))
-    world.said(1, "ready")
+    world.starts(world.python(1, PATIENT))
     assert world.end_agent(signal.SIGTERM) == 0
     seen = world.service.seen(1)
     assert (seen.state, seen.exit_code) == ("ended", 75)
@@ -402,8 +389,7 @@ def test_a_notice_while_an_agent_is_being_started_again_costs_no_checkpoint(worl
     keeper = subprocess.Popen([sys.executable, "-c", keep], start_new_session=True)
     try:
         leave = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n" + PATIENT
-        world.service.want(world.python(1, leave))
-        world.said(1, "ready")
+        world.starts(world.python(1, leave))
         record = world.layout.node("n0") / "agent.json"
         pid = json.loads(record.read_text())["pid"]
         os.kill(pid, signal.SIGKILL)
@@ -463,8 +449,7 @@ def test_progress_comes_from_the_page_and_nonsense_in_it_does_no_harm(world: Wor
         "put(64, 'd', float('nan')); put(72, 'd', float('inf')); put(256, 'q', 99); print('wild')\n"
         "page.truncate(10); time.sleep(1000)\n"
     )
-    world.service.want(world.python(1, job))
-    world.said(1, "done")
+    world.starts(world.python(1, job), "done")
     seen = until(lambda: (s := world.service.wait(1, "running")).checkpoint_steps and s, "the page to be told")
     assert (seen.steps, seen.step_s, seen.total_steps, seen.skew, seen.checkpoint_steps) == (30, 0.02, 500, 0.5, 25)
     assert (seen.profile.samples, seen.profile.stage_s) == (20, [0.1, 0.2, 0.3, 0.0])
@@ -528,8 +513,7 @@ def test_a_full_disk_hides_no_end_and_delays_starts_until_there_is_room(small_di
     try:
         go = small_disk.parent / "go"
         first = f"import os, time\nprint('ready')\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\nos._exit(7)"
-        world.service.want(world.python(1, first))
-        world.said(1, "ready")
+        world.starts(world.python(1, first))
         fill = small_disk / "fill"
         with open(fill, "wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
@@ -548,8 +532,7 @@ def test_a_full_disk_hides_no_end_and_delays_starts_until_there_is_room(small_di
 
 def test_a_service_of_another_version_is_reported_and_jobs_run_on_until_there_is_one_of_ours(world: World) -> None:
     world.start()
-    world.service.want(world.python(1, PATIENT))
-    world.said(1, "ready")
+    world.starts(world.python(1, PATIENT))
     runner = world.runner(1)
     world.service.speaks = 0
     log = world.layout.node("n0") / "agent.log"
@@ -578,8 +561,7 @@ def test_a_node_that_goes_gives_notice_and_has_a_last_word(world: World, number:
 
 def test_the_last_word_is_repeated_until_the_next_leader_hears_it(world: World) -> None:
     world.start("--stop-jobs", "--stop-grace", "20")
-    world.service.want(world.python(1, "import sys, signal\nsignal.signal(15, lambda *_: sys.exit(0))\n" + PATIENT))
-    world.said(1, "ready")
+    world.starts(world.python(1, "import sys, signal\nsignal.signal(15, lambda *_: sys.exit(0))\n" + PATIENT))
     old = world.service
     old.quiet = True
     world.agent.send_signal(signal.SIGTERM)
@@ -610,8 +592,7 @@ def test_what_is_assigned_to_a_node_that_goes_is_declined(world: World) -> None:
     go = world.layout.home / "go"
     ignore = "import os, signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('ready')\n"
     code = f"{ignore}while not os.path.exists({str(go)!r}): time.sleep(0.01)"
-    world.service.want(world.python(1, code))
-    world.said(1, "ready")
+    world.starts(world.python(1, code))
     world.agent.send_signal(signal.SIGTERM)
     until(lambda: world.service.told[-1].leaving_s, "the notice")
     world.service.want(world.python(2, PATIENT, gpus=[1]))

@@ -118,8 +118,7 @@ def test_a_process_that_ignores_the_stop_is_killed_after_its_grace_with_its_chil
         "import signal, os, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "os.fork()\nprint('ready\\n', end='')\nwhile True: time.sleep(0.01)\n"
     )
-    world.service.want(world.python(1, job))
-    world.said(1, "ready\nready")
+    world.starts(world.python(1, job), "ready\nready")
     world.service.want(world.python(1, job, stop=True, grace_s=0.3))
     seen = world.service.wait(1, "ended")
     assert seen.exit_code == -9
@@ -131,8 +130,7 @@ def test_no_grace_means_now_also_when_a_long_grace_has_begun(world: World) -> No
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "print('ready')\nwhile True: time.sleep(0.01)\n"
     )
-    world.service.want(world.python(1, job))
-    world.said(1, "ready")
+    world.starts(world.python(1, job))
     world.service.want(world.python(1, job, stop=True, grace_s=600.0))
     world.service.wait(1, "stopping")
     world.service.want(world.python(1, job, stop=True, grace_s=0.0))
@@ -151,8 +149,7 @@ def test_grandchildren_that_forked_away_end_with_the_job(world: World) -> None:
         "        os.execv('/bin/sleep', ['sleep', '1000'])\n"
         "print('pid', os.getpid()); time.sleep(0.2)\n"
     )
-    world.service.want(world.python(1, away))
-    world.said(1, "pid")
+    world.starts(world.python(1, away), "pid")
     runner = world.runner(1)
     below = until(lambda: len(found := procs.descendants(runner)) >= 3 and found, "job and two that forked away")
     seen = world.service.wait(1, "ended")
@@ -169,8 +166,7 @@ def test_a_killed_runner_takes_everything_with_it(world: World) -> None:
         "    os.execve('/bin/sleep', ['sleep', '1000'], {})\n"
         "print('ready')\nwhile True: time.sleep(0.01)\n"
     )
-    world.service.want(world.python(1, away))
-    world.said(1, "ready")
+    world.starts(world.python(1, away))
     runner = world.runner(1)
     below = until(lambda: len(found := procs.descendants(runner)) >= 2 and found, "job and one that forked away")
     os.kill(runner, signal.SIGKILL)
@@ -273,8 +269,7 @@ def test_the_log_is_turned_over_and_read_by_offsets(world: World) -> None:
 
 def test_a_log_is_followed_while_it_grows(world: World) -> None:
     world.service.want(world.run(1, sys.executable, "-S", "-c", "print('first'); input()"))
-    world.service.want(world.python(2, "import time\nprint('first')\nwhile True: time.sleep(0.01)", gpus=[1]))
-    world.said(2, "first\n")
+    world.starts(world.python(2, "import time\nprint('first')\nwhile True: time.sleep(0.01)", gpus=[1]), "first\n")
     reply = world.service.ask(2)
     assert (reply.text, reply.next, reply.size) == ("first\n", 6, 6)
     assert world.service.ask(2, offset=6).text == ""
@@ -387,8 +382,7 @@ FAILED = COMPLETE.replace(f"{JobState.FINISHED:d}", f"{JobState.FAILED:d}", 1).r
 def test_an_exit_after_a_stop_neither_finishes_nor_fails_a_job_unless_the_library_says_so(
     world: World, job: str, exit_code: int
 ) -> None:
-    world.service.want(world.python(1, job))
-    world.said(1, "ready")
+    world.starts(world.python(1, job))
     world.service.want(world.python(1, job, stop=True))
     seen = world.service.wait(1, "ended")
     assert seen.exit_code == exit_code
@@ -397,8 +391,7 @@ def test_an_exit_after_a_stop_neither_finishes_nor_fails_a_job_unless_the_librar
 
 def test_a_shell_that_traps_the_stop_and_exits_0_does_not_finish_a_job(world: World) -> None:
     script = "trap 'kill $child; exit 0' TERM; sleep 900 & child=$!; echo ready; wait"
-    world.service.want(world.run(1, "bash", "-c", script))
-    world.said(1, "ready")
+    world.starts(world.run(1, "bash", "-c", script))
     world.service.want(replace(world.run(1, "bash", "-c", script), stop=True))
     assert world.service.wait(1, "ended").exit_code == 75
 
@@ -406,8 +399,7 @@ def test_a_shell_that_traps_the_stop_and_exits_0_does_not_finish_a_job(world: Wo
 def test_a_process_that_ended_before_the_stop_reached_it_has_finished(world: World) -> None:
     """Its runner sleeps while it ends: the stop then finds a process that nobody has collected yet."""
     job = TRAPS.replace("time.sleep(900)", "while not os.path.exists(os.environ['PLAIT_RUN_DIR'] + '/go'): pass")
-    world.service.want(world.python(1, job))
-    world.said(1, "ready")
+    world.starts(world.python(1, job))
     child = until(lambda: procs.read_json(world.folder(1) / "runner.json").get("child"), "pid of the job")
     os.kill(world.runner(1), signal.SIGSTOP)
     (world.folder(1) / "go").touch()

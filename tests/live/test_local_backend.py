@@ -56,8 +56,7 @@ def test_agents_outlive_the_backend_that_started_them(world: World) -> None:
 def test_dead_agents_are_started_again_and_jobs_go_on(world: World) -> None:
     backend = LocalBackend(world.layout, nodes=1, gpus_per_node=2, cuda=False)
     backend.start()
-    world.service.want(world.python(1, PATIENT))
-    world.said(1, "ready")
+    world.starts(world.python(1, PATIENT))
     runner, agent = world.runner(1), pids(backend)[0]
     assert agent is not None
     os.kill(agent, signal.SIGKILL)
@@ -92,8 +91,7 @@ def test_another_size_waits_for_jobs_that_run_and_not_for_those_that_ended_witho
     old.start()
     go = world.layout.home / "go"
     code = f"import os, time\nprint('ready')\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)"
-    world.service.want(world.python(1, code))
-    world.said(1, "ready")
+    world.starts(world.python(1, code))
     runner = world.runner(1)
     old.stop(jobs=False)
     new = LocalBackend(world.layout, nodes=1, gpus_per_node=3, cuda=False)
@@ -139,8 +137,7 @@ def test_this_machine_can_run_agents() -> None:
 def test_whoever_stops_says_how_long_jobs_may_take(world: World) -> None:
     LocalBackend(world.layout, nodes=1, cuda=False, stop_grace_s=600.0).start()
     stubborn = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + PATIENT
-    world.service.want(world.python(1, stubborn, grace_s=600.0))
-    world.said(1, "ready")
+    world.starts(world.python(1, stubborn, grace_s=600.0))
     LocalBackend(world.layout, nodes=1, cuda=False, stop_grace_s=0.2).stop(jobs=True)
     record = procs.read_json(world.folder(1) / "exit.json")
     assert record["reason"] == "did not end within 0.2 s after SIGTERM, so it was killed"

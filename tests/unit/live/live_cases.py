@@ -123,10 +123,12 @@ class Cluster:
         assert self.engine.state.controller is not None
         return self.engine.state.controller
 
-    def restart(self) -> None:
+    def restart(self, then_s: float = 0.0) -> None:
+        """Another engine continues from the store; `then_s` seconds pass."""
         self.store.close()
         self.store = Store.open(self.home / "plait.db")
         self.engine = self._engine(None)
+        self.pass_s(then_s)
 
     def submit(self, *requests: dict[str, Any], owner: str = "ann", then_s: float = 0.0) -> list[int]:
         """Jobs that ask for retries, unless they say otherwise: else one that fails at once is not started again.

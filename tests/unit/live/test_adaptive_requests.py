@@ -394,8 +394,7 @@ def test_restarts_are_measured_and_averaged(cluster: Make, snapshot_weight: floa
     assert known(c, "goodput")[Estimate.RESTART_S] == first
     c.pass_s(5.0)
     assert count(c, "Restarted") == 1  # once a restart, however often it is seen
-    c.restart()
-    c.pass_s(2.0)
+    c.restart(then_s=2.0)
     assert count(c, "Restarted") == 1
     c.pass_s(20.0)
     c.nodes[0].end(1, then_s=2.0)

@@ -76,8 +76,7 @@ def test_jobs_without_gpus_run_on_cpu_slots_and_cost_no_gpu(cluster: Make) -> No
     assert (run.env["OMP_NUM_THREADS"], run.world) == ("3", 1)
     figures = c.engine.status(c.now)
     assert (figures.gpus.total, figures.gpus.held, figures.wanted.gpus) == (1, 1, 2)
-    c.restart()
-    c.pass_s(600.0)
+    c.restart(then_s=600.0)
     row = c.engine.jobs([2], c.now)[2]
     assert (row.gpus, row.attained_gpu_s) == (0, 0.0)
     with pytest.raises(InputError, match="wants GPU kinds a100; this cluster has gpu;"):
@@ -226,8 +225,7 @@ def test_the_id_of_a_reservation_is_not_given_again(c: Cluster) -> None:
     assert reserve(c, "n0", in_s=50.0).id == "r-1"
     c.engine.cancel_reservation("r-1", "ben", c.now)
     c.submit(OTHERS, OTHERS)
-    c.restart()
-    c.pass_s(3.3)
+    c.restart(then_s=3.3)
     assert states(c) == ["running", "running"]
     assert [one.id for one in c.engine.reservations(c.now)] == []
     assert reserve(c, "n0", for_s=1.0).id == "r-2"

@@ -407,8 +407,7 @@ def test_snapshots_and_forecasts_are_about_jobs_that_have_not_ended(
         answers.append(len(json.dumps(c.engine.state_for_forecast(c.now)())))
     assert sizes[1] < sizes[0] + 200 * 11 + 300  # their service, eight bytes a job
     assert answers[1] < answers[0] + 200 * 11 + 20_000
-    c.restart()
-    c.pass_s(2)
+    c.restart(then_s=2)
     assert c.engine.state.numbers == 222
     assert {c.state(first), c.state(waiting)} == {"running", "waiting"}
     data = json.loads(json.dumps(c.engine.state_for_forecast(c.now)()))
@@ -451,8 +450,7 @@ def test_a_snapshot_is_written_when_it_is_ready_and_goes_on_the_same(cluster: Ma
     state = State.from_json(found)
     assert state.seq + len(list(tail)) == c.engine.state.seq
     jobs = c.engine.status(c.now).jobs
-    c.restart()
-    c.pass_s(0.1)
+    c.restart(then_s=0.1)
     assert c.engine.status(c.now).jobs == jobs
 
 

@@ -650,8 +650,7 @@ def test_reservations_are_explained(cluster: Make) -> None:
     assert c.state(0) == "running"
     assert c.engine.explain(1, c.now).summary == "waits (1 GPU reserved for it: n0:1)"
     assert c.engine.status(c.now).gpus.reserved_idle == 1
-    c.restart()
-    c.pass_s(2.2)
+    c.restart(then_s=2.2)
     assert c.engine.explain(1, c.now).summary == "waits (1 GPU reserved for it: n0:1)"
 
 

@@ -33,8 +33,7 @@ def test_a_wide_gang_waits_for_nodes_that_may_come_and_one_beyond_the_limit_is_r
     assert c.state(wide) == "waiting"
     said = c.engine.explain(wide, c.now).summary
     assert said == "waits for more nodes: needs 4 GPUs; the nodes that are there have 2"
-    c.restart()
-    c.pass_s(12.0)
+    c.restart(then_s=12.0)
     assert c.state(wide) == "waiting"
     c.nodes.append(Node(c, "n1", 2))
     c.pass_s(3.0)

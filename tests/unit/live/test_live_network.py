@@ -176,8 +176,7 @@ def test_a_restarted_service_tells_ranks_the_same(make: Make) -> None:
     before, types = grants(c, job), c.types()
     state = c.engine.state
     assert State.from_json(state.to_json()).network == state.network
-    c.restart()
-    c.pass_s(2.0)
+    c.restart(then_s=2.0)
     assert grants(c, job) == before
     new = c.types()[len(types) :]
     assert not {"SwitchLost", "SwitchServed", "RanksTold"}.intersection(new)
@@ -392,8 +391,7 @@ def test_a_network_can_be_declared_and_taken_away_while_jobs_run(make: Make) -> 
     from plait.network.topology.declared import read_network
 
     c.network = read_network(NETWORK)
-    c.restart()
-    c.pass_s(3.0)
+    c.restart(then_s=3.0)
     assert c.state(job) == "running"  # it goes on, and is told nothing
     assert {one.state for one in c.engine.network(c.now).switches} == {"up"}
     c.engine.set_policy("fifo:ina=atp", c.now)

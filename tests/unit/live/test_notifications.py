@@ -290,8 +290,7 @@ def test_a_restart_sends_nothing_twice_and_loses_nothing_silently(cluster: Make,
         world.ends = False
     elif dies == "after":
         follower.follow()
-    c.restart()
-    c.pass_s(3.0)
+    c.restart(then_s=3.0)
     world.follower(events=("started",)).follow()
     assert world.sent == [(f"j-{job}", "started")]
     whys = [one["why"] for one in world.undelivered()]
@@ -602,8 +601,7 @@ def test_what_cannot_reach_one_user_delays_no_other_one(cluster: Make, restarts:
     end(c, second)
     if restarts:
         world.send = not_to_ann  # type: ignore[method-assign]
-        c.restart()
-        c.pass_s(2.0)
+        c.restart(then_s=2.0)
     served()
     assert world.sent == [(f"j-{second}", "started"), (f"j-{second}", "finished")]
     away.clear()

@@ -41,9 +41,11 @@ def make(tmp_path: Path) -> Iterator[Make]:
         one.close()
 
 
-def submit(fleet: Fleet, *more: Mapping[str, object]) -> None:
+def submit(fleet: Fleet, *more: Mapping[str, object], then_s: float = 0.0) -> None:
+    """Submit jobs, and let `then_s` seconds pass."""
     jobs = [{"command": ["python", f"train{i}.py"], **one} for i, one in enumerate(more)]
     fleet.engine.submit(jobs, owner="ann", now_s=fleet.now_s)
+    fleet.pass_s(then_s)
 
 
 def epochs(fleet: Fleet, job: int) -> int:
@@ -61,8 +63,7 @@ def ended_s(fleet: Fleet, job: int) -> float:
 def test_two_plain_jobs_on_one_slot_run_one_after_the_other(make: Make, policy: str) -> None:
     fleet = make(policy, {0: PLAIN, 1: PLAIN})
     begin_s = fleet.now_s
-    submit(fleet, {}, {})
-    fleet.pass_s(25.0)
+    submit(fleet, {}, {}, then_s=25.0)
     assert [epochs(fleet, job) for job in (0, 1)] == [1, 1]
     assert max(ended_s(fleet, job) for job in (0, 1)) - begin_s <= 1.05 * 20.0 + 1.0  # and a round
     assert fleet.engine.state.record.lost_gpu_s == {}
@@ -71,8 +72,7 @@ def test_two_plain_jobs_on_one_slot_run_one_after_the_other(make: Make, policy: 
 @pytest.mark.parametrize("policy", ["muri-l", "muri-s", "2d-las:quantum_s=1", "srsf"])
 def test_a_plain_job_beside_an_attached_one_is_not_stopped_and_both_end(make: Make, policy: str) -> None:
     fleet = make(policy, {0: PLAIN, 1: ATTACHED})
-    submit(fleet, {}, {"iterations": 20, "profile": {"gpu": 0.4, "cpu": 0.1, "iteration_s": 0.5}})
-    fleet.pass_s(32.0)
+    submit(fleet, {}, {"iterations": 20, "profile": {"gpu": 0.4, "cpu": 0.1, "iteration_s": 0.5}}, then_s=32.0)
     assert epochs(fleet, 0) == 1
     assert max(ended_s(fleet, job) for job in (0, 1)) <= 32.0
     assert "preempted" not in fleet.engine.state.record.lost_gpu_s
@@ -80,8 +80,7 @@ def test_a_plain_job_beside_an_attached_one_is_not_stopped_and_both_end(make: Ma
 
 def test_a_profile_that_arrives_does_not_swap_who_runs(make: Make) -> None:
     fleet = make("muri-l", {0: PLAIN, 1: PLAIN})
-    submit(fleet, {}, {})
-    fleet.pass_s(5.0)
+    submit(fleet, {}, {}, then_s=5.0)
     held = fleet.agents["n0"].held[(0, 1, 0)]
     program = held.process
     said = program.said
@@ -95,15 +94,13 @@ def test_a_profile_that_arrives_does_not_swap_who_runs(make: Make) -> None:
 
 def test_an_attached_job_becomes_preemptible_once_it_has_made_an_iteration(make: Make) -> None:
     fleet = make("srsf", {0: ATTACHED, 1: Program(steps=4, pace_s=0.5)})
-    submit(fleet, {"iterations": 20, "profile": {"gpu": 0.5}})
-    fleet.pass_s(1.0)
+    submit(fleet, {"iterations": 20, "profile": {"gpu": 0.5}}, then_s=1.0)
     assert not fleet.engine.jobs([0], fleet.now_s)[0].stops.resumable
     fleet.pass_s(3.0)
     stops = fleet.engine.jobs([0], fleet.now_s)[0].stops
     assert stops.resumable
     assert stops.stop_costs_s == pytest.approx(1.5 + 1.0, abs=0.3)  # its own start, and a stop as stated
-    submit(fleet, {"iterations": 4, "profile": {"gpu": 0.5}})
-    fleet.pass_s(20.0)
+    submit(fleet, {"iterations": 4, "profile": {"gpu": 0.5}}, then_s=20.0)
     assert epochs(fleet, 0) == 2
     assert ended_s(fleet, 1) < ended_s(fleet, 0)
     # Nothing is lost, as it saves when it is told to; what the restart took was measured.
@@ -117,8 +114,7 @@ def test_an_attached_job_becomes_preemptible_once_it_has_made_an_iteration(make:
 
 def test_what_an_attempt_held_is_counted_though_its_node_never_reports_to_the_next_service(make: Make) -> None:
     fleet = make("tiresias-l", {0: Program(steps=1, pace_s=60.0, plain=True)}, nodes=2)
-    submit(fleet, {})
-    fleet.pass_s(30.0)
+    submit(fleet, {}, then_s=30.0)
     (held,) = [node for node, agent in fleet.agents.items() if agent.running()]
     known_s = float(fleet.engine.state.controller.job_store.columns["run_s"][0])  # type: ignore[union-attr]
     assert known_s > 15.0
@@ -136,10 +132,8 @@ def test_what_an_attempt_held_is_counted_though_its_node_never_reports_to_the_ne
 
 def test_an_operator_may_let_a_policy_stop_plain_jobs_and_the_loss_is_counted(make: Make) -> None:
     fleet = make("srsf", {0: PLAIN, 1: Program(steps=4, pace_s=0.5)})
-    submit(fleet, {})
-    fleet.pass_s(6.0)
-    submit(fleet, {"iterations": 4, "profile": {"gpu": 0.5}})
-    fleet.pass_s(3.0)
+    submit(fleet, {}, then_s=6.0)
+    submit(fleet, {"iterations": 4, "profile": {"gpu": 0.5}}, then_s=3.0)
     assert epochs(fleet, 1) == 0
     waits = fleet.engine.explain(1, fleet.now_s)
     assert "cannot resume from a checkpoint, so no policy stops it" in waits.blockers[0].text
@@ -166,8 +160,7 @@ def test_an_operator_may_let_a_policy_stop_plain_jobs_and_the_loss_is_counted(ma
 
 def test_cancelling_and_draining_stop_a_plain_job_whatever_it_loses(make: Make) -> None:
     fleet = make("fifo", {0: PLAIN, 1: PLAIN}, nodes=2)
-    submit(fleet, {}, {})
-    fleet.pass_s(5.0)
+    submit(fleet, {}, {}, then_s=5.0)
     node = fleet.engine.state.jobs[0].attempt.ranks[0].node  # type: ignore[union-attr]
     with pytest.raises(Conflict, match=r"^j-0 would lose 4\.\d s of work on 1 GPU \(\d GPU-seconds\) and begin at the"):
         fleet.engine.drain(node, fleet.now_s)
@@ -183,11 +176,9 @@ def test_cancelling_and_draining_stop_a_plain_job_whatever_it_loses(make: Make) 
 def test_a_live_job_saves_before_it_gives_its_gpus_to_a_guaranteed_one(make: Make) -> None:
     """As all live jobs that are stopped do, so that is no kill: not in the log, in its figures or after a restart."""
     fleet = make("yarn-cs:preempt=on", {0: replace(ATTACHED, steps=60), 1: Program(steps=4, pace_s=0.5)})
-    submit(fleet, {"class": "opportunistic", "iterations": 60, "profile": {"gpu": 0.5}})
-    fleet.pass_s(8.0)
+    submit(fleet, {"class": "opportunistic", "iterations": 60, "profile": {"gpu": 0.5}}, then_s=8.0)
     fleet.restart()
-    submit(fleet, {"iterations": 4})
-    fleet.pass_s(40.0)
+    submit(fleet, {"iterations": 4}, then_s=40.0)
     assert ended_s(fleet, 1) < ended_s(fleet, 0)
     assert epochs(fleet, 0) == 2
     replayed = replay(stored_rows(fleet.store))

@@ -193,8 +193,7 @@ def test_another_plan_and_another_service_begin_again(moving: Cluster) -> None:
     assert (waiting(c), epochs(c)) == ([], {(1, False)})
     grow(c, 4, 20)
     assert len(waiting(c)) == 4
-    c.restart()
-    c.pass_s(3)
+    c.restart(then_s=3)
     assert len(waiting(c)) == 4
     assert epochs(c) == {(1, False)}
     c.engine.cancel(0, c.now)
@@ -216,8 +215,7 @@ def test_a_rank_that_left_before_the_service_began_again_holds_up_no_move(moving
     assert epochs(c) == {(2, False)}
     c.nodes[0].report(0, steps=5.0, step_s=0.1, first_step_s=1.0, last_step_s=2.0)
     c.nodes[0].end(0, 0, rank=1, then_s=3)
-    c.restart()
-    c.pass_s(3)
+    c.restart(then_s=3)
     grow(c, 4, 5)
     assert epochs(c) == {(3, False)}
 

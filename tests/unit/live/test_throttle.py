@@ -60,8 +60,7 @@ def page(tmp_path: Path) -> Iterator[Page]:
 
 @pytest.mark.parametrize("extended", [False, True])
 def test_a_guest_that_cuts_its_page_short_is_frozen(page: Page, extended: bool) -> None:
-    freezer = Recorded()
-    throttle = made(page, freezer)
+    freezer, throttle = throttled(page)
     page.share = 1.0
     throttle.turn()
     assert not freezer.frozen
@@ -79,6 +78,11 @@ def made(page: Page, freezer: Recorded) -> Throttle:
     return Throttle(page.path, freezer, freezer.clock)  # type: ignore[arg-type]
 
 
+def throttled(page: Page) -> tuple[Recorded, Throttle]:
+    freezer = Recorded()
+    return freezer, made(page, freezer)
+
+
 def drive(throttle: Throttle, freezer: Recorded, seconds: float, late_s: float = 0.0) -> float:
     """Run it for so long, waking up to `late_s` too late; the part of the time that was not frozen."""
     draws, before_s, begin_s = random.Random(3), freezer.ran_s, freezer.now_s
@@ -91,8 +95,7 @@ def drive(throttle: Throttle, freezer: Recorded, seconds: float, late_s: float =
 
 
 def test_what_starts_while_a_guest_without_a_share_stands_still_is_frozen_at_the_next_look(page: Page) -> None:
-    freezer = Recorded()
-    throttle = made(page, freezer)
+    freezer, throttle = throttled(page)
     throttle.turn()
     assert freezer.frozen
     freezer.frozen = False  # a process that no scan had found
@@ -103,8 +106,7 @@ def test_what_starts_while_a_guest_without_a_share_stands_still_is_frozen_at_the
 @pytest.mark.parametrize("late_s", [0.0, 0.002, 0.03])
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.35, 0.5, 0.8, 0.9, 0.97, 1.0])
 def test_a_guest_runs_for_its_share(page: Page, share: float, late_s: float) -> None:
-    freezer = Recorded()
-    throttle = made(page, freezer)
+    freezer, throttle = throttled(page)
     page.share = share
     assert drive(throttle, freezer, 60.0, late_s) == pytest.approx(share, abs=0.02)
     assert page.throttle_duty == pytest.approx(share, abs=0.03)
@@ -116,8 +118,7 @@ def test_a_guest_runs_for_its_share(page: Page, share: float, late_s: float) -> 
 
 
 def test_no_share_or_no_lease_freezes_and_a_late_runner_is_no_excuse(page: Page) -> None:
-    freezer = Recorded()
-    throttle = made(page, freezer)
+    freezer, throttle = throttled(page)
     assert drive(throttle, freezer, 5.0) == 0.0
     page.share = 0.5
     drive(throttle, freezer, 5.0)
@@ -136,8 +137,7 @@ def test_no_share_or_no_lease_freezes_and_a_late_runner_is_no_excuse(page: Page)
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_guest_makes_up_for_seconds_at_most_after_a_runner_that_got_no_cpu(page: Page, frozen: bool) -> None:
-    freezer = Recorded()
-    throttle = made(page, freezer)
+    freezer, throttle = throttled(page)
     page.share = 0.5
     drive(throttle, freezer, 5.0)
     while freezer.frozen is not frozen:
@@ -157,8 +157,7 @@ def test_signals_are_sent_a_quarter_as_often(page: Page) -> None:
 
 
 def test_a_guest_that_paces_itself_is_left_alone_until_it_stops_doing_so(page: Page) -> None:
-    freezer = Recorded()
-    throttle = made(page, freezer)
+    freezer, throttle = throttled(page)
     assert drive(throttle, freezer, 1.0) == 0.0
     page.share = 0.2
     page.paced_monotonic = freezer.now_s  # it has attached, and checked its share
@@ -174,8 +173,7 @@ def test_a_guest_that_paces_itself_is_left_alone_until_it_stops_doing_so(page: P
 
 @pytest.mark.parametrize("sharing", [None, {"guest": False, "hosts": []}])
 def test_a_host_is_free_for_good(page: Page, sharing: dict[str, object] | None) -> None:
-    freezer = Recorded()
-    throttle = made(page, freezer)
+    freezer, throttle = throttled(page)
     drive(throttle, freezer, 1.0)
     assert freezer.frozen
     page.share_until = 0.0
@@ -189,8 +187,7 @@ def test_a_host_is_free_for_good(page: Page, sharing: dict[str, object] | None) 
 
 @pytest.mark.parametrize("control", [None, "{", '{"sharing": {"guest": true}}', '{"sharing": {"guest": 1}}'])
 def test_a_guest_that_makes_itself_a_host_in_its_page_alone_is_frozen(page: Page, control: str | None) -> None:
-    freezer = Recorded()
-    throttle = made(page, freezer)
+    freezer, throttle = throttled(page)
     if control is not None:
         (page.path.parent / "control.json").write_text(control)
     page.share, page.share_until = 1.0, 0.0
@@ -200,8 +197,7 @@ def test_a_guest_that_makes_itself_a_host_in_its_page_alone_is_frozen(page: Page
 
 
 def test_a_guest_that_notes_checks_but_obeys_no_new_share_is_throttled(page: Page) -> None:
-    freezer = Recorded()
-    throttle = made(page, freezer)
+    freezer, throttle = throttled(page)
     page.share, page.share_number = 0.2, 1
 
     def ran(seconds: float, *, obeys: bool) -> float:

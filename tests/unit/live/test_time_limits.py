@@ -57,8 +57,7 @@ def test_attempts_count_together_also_after_a_restart_of_the_service(cluster: Ma
     run(c, 6.0)
     c.engine.requeue(0, c.now, by="ann")
     c.pass_s(3.3)
-    c.restart()
-    c.pass_s(3.3)
+    c.restart(then_s=3.3)
     assert (c.state(0), c.stored(0).row.epoch) == ("running", 2)
     run(c, 3.5)
     assert c.state(0) == "running"
@@ -224,8 +223,7 @@ def test_a_held_job_waits_until_it_is_released_also_after_a_restart(cluster: Mak
     assert c.engine.explain(0, c.now).position is None
     assert [row.id for row in c.engine.queue(c.now, 10, 0).jobs] == ["j-1"]
     c.nodes[0].end(1)
-    c.restart()
-    c.pass_s(3.3)
+    c.restart(then_s=3.3)
     assert states(c) == ["waiting", "finished"]
     c.engine.update(0, {"hold": False}, c.now, by="ann")
     c.pass_s(2.2)

@@ -41,8 +41,7 @@ def test_a_job_may_wait_for_nodes_that_are_not_there(cluster: Make) -> None:
     wide, small = c.submit({"gpus": 4, "wait_for_nodes": True}, {"gpus": 1}, then_s=15.0)
     assert (c.state(wide), c.state(small)) == ("waiting", "running")
     assert c.engine.jobs([wide], c.now)[wide].reason.startswith("waits for more nodes: needs 4 GPUs")
-    c.restart()
-    c.pass_s(3.0)
+    c.restart(then_s=3.0)
     c.nodes[0].end(small)
     c.nodes.append(Node(c, "n1", 2))
     c.pass_s(5.0)
@@ -135,8 +134,7 @@ def test_a_node_comes_back_with_another_number_of_gpus(cluster: Make, gpus: int,
     assert c.state(ran) == "finished"
     if gpus > 1:
         assert c.state(waits) == "running"
-    c.restart()
-    c.pass_s(2.0)
+    c.restart(then_s=2.0)
     assert c.engine.status(c.now).gpus.total == gpus
     c.pass_s(12.0)
     with pytest.raises(InputError, match=f"is {gpus};"):
@@ -237,8 +235,7 @@ def test_after_a_hard_death_a_job_begins_by_itself(cluster: Make, merged: str, b
     first = keys(c)
     assert first == {0: merge_key(JOB, "ann", "default"), 1: ""}
     c.nodes[0].end(0, 75, merged=merged, then_s=0.5)
-    c.restart()
-    c.pass_s(2.2)
+    c.restart(then_s=2.2)
     assert c.state(0) == "running"
     assert keys(c)[0] == ""
     c.nodes[0].end(0, 75)  # of its own will
