@@ -128,9 +128,7 @@ def may_start(ctx: Context, first: int) -> bool:
     # GPUs of nodes that answer which no job holds or was given; guests are not counted.
     state = ctx.state
     held = {gpu for gpus in state.groups.by_gpus for gpu in gpus}
-    for number in state.live:
-        attempt = state.jobs[number].live
-        held.update(attempt.gpus if attempt and not attempt.guest else ())
+    held.update(gpu for _, attempt in state.attempts if not attempt.guest for gpu in attempt.gpus)
     there = (n.info.gpus for n in state.nodes.values() if n.state == "ready" and n.info)
     return least <= (sum(there) - len(held))
 

@@ -67,7 +67,6 @@ def apply(state: State, entry: notes.Entry) -> Sequence[messages.Command]:
 
 
 def _after(state: State, entry: messages.Event, commands: Sequence[messages.Command]) -> None:
-    assert state.controller is not None
     if isinstance(entry, messages.ReplanDue):
         state.decision_s, state.decision_seq = entry.at_s, state.seq
     if isinstance(entry, messages.NodeJoined) and state.network.declared is not None:
@@ -110,9 +109,8 @@ def _after(state: State, entry: messages.Event, commands: Sequence[messages.Comm
 
 def _note_losses(state: State, numbers: Iterable[int]) -> None:
     """Work that jobs lost, in the job store: as their agents measured it, not as the controller makes it out."""
-    assert state.controller is not None
     for number in numbers:
-        state.controller.job_store.columns["lost_s"][number] = state.jobs[number].lost_work_s
+        state.in_charge.job_store.columns["lost_s"][number] = state.jobs[number].lost_work_s
 
 
 def _node_joined(state: State, event: messages.NodeJoined) -> None:
@@ -134,8 +132,7 @@ def _settle_waits(state: State, numbers: Iterable[int]) -> None:
 
     Jobs that wait for an array are visited once: when its last job ends, or the first that ends in another way.
     """
-    assert state.controller is not None
-    phases = state.controller.job_store.columns["phase"]
+    phases = state.in_charge.job_store.columns["phase"]
     for number in numbers:
         name, phase = job_name(number), Phase(int(phases[number])).name.lower()
         job = state.jobs.get(number)
@@ -307,10 +304,9 @@ def _node_leaving(state: State, note: notes.NodeLeaving) -> None:
 
 
 def _node_forgotten(state: State, note: notes.NodeForgotten) -> None:
-    assert state.controller is not None
     del state.nodes[note.node]
     state.touched_nodes.add(note.node)
-    state.controller.cluster = state.controller.cluster.forget(note.node)
+    state.in_charge.cluster = state.in_charge.cluster.forget(note.node)
     if state.network.declared is not None:
         state.join_network()
 

@@ -79,7 +79,7 @@ def reconcile(ctx: Context, next_epoch: NextEpoch) -> bool:
         job = state.jobs[number]
         if job.live is None and state.wanted(job) == gpus and not _on_unresponsive_node(ctx, gpus):
             if ports is None:  # once a pass: a round may begin thousands
-                ports = {attempt.port for n in state.live if (attempt := state.jobs[n].live)}
+                ports = {attempt.port for _, attempt in state.attempts}
             try:
                 epoch = next_epoch(number, job.epoch)
             except OSError:
@@ -268,18 +268,14 @@ def _failed(job: JobRecord, attempt: Attempt, previous: str, now_s: float) -> Jo
 
 def _on_unresponsive_node(ctx: Context, gpus: tuple[int, ...]) -> bool:
     """Whether a node of these GPUs has not reported lately."""
-    controller = ctx.state.controller
-    assert controller is not None
-    cluster = controller.cluster
+    cluster = ctx.state.in_charge.cluster
     nodes = {cluster.nodes[int(n)].id for n in cluster.gpu_node[list(gpus)]}
     return any(ctx.state.nodes[n].suspect or ctx.state.nodes[n].lost for n in nodes)
 
 
 def _ranks(ctx: Context, job: JobRecord, gpus: tuple[int, ...]) -> list[tuple[str, int]]:
     """Node and number of the node's GPU of each process that a job has on these GPUs of the cluster."""
-    controller = ctx.state.controller
-    assert controller is not None
-    cluster = controller.cluster
+    cluster = ctx.state.in_charge.cluster
     ranks: list[tuple[str, int]] = []
     for gpu in sorted(gpus):
         node = int(cluster.gpu_node[gpu])

@@ -113,16 +113,15 @@ def _node_reported(ctx: Context, seen: Observed, address: str) -> NodeRecord:
     if fresh:
         # After a new agent took over `node`: end processes that its report `seen` does not list; they did not survive.
         listed = {(s.job, s.epoch, s.rank) for s in seen.attempts}
-        for number in sorted(ctx.state.live):
-            attempt = ctx.state.jobs[number].live
-            for i, rank in enumerate(attempt.ranks if attempt else ()):
-                if not attempt or rank.node != record.id or rank.seen is None or rank.ended:
+        for job, attempt in ctx.state.attempts:
+            for i, rank in enumerate(attempt.ranks):
+                if rank.node != record.id or rank.seen is None or rank.ended:
                     continue
                 if rank.seen.state == STARTING:  # it waited for its GPUs and had no process: nothing is lost
                     rank.seen = None
-                elif (number, attempt.epoch, i) not in listed:
+                elif (job.number, attempt.epoch, i) not in listed:
                     why = "the agent has lost track of it"
-                    ctx.record(RankEnded(ctx.now_s, number, attempt.epoch, i, None, why, started=True))
+                    ctx.record(RankEnded(ctx.now_s, job.number, attempt.epoch, i, None, why, started=True))
     return record
 
 
@@ -178,12 +177,11 @@ def _is_other_node(ctx: Context, record: NodeRecord, seen: Observed) -> bool:
 def _replace_node(ctx: Context, record: NodeRecord, info: NodeInfo) -> None:
     """Give a node with other GPUs the name, as a new one: nothing runs on the old one any more."""
     name, now_s = record.id, ctx.now_s
-    for number in sorted(ctx.state.live):
-        attempt = ctx.state.jobs[number].live
-        for i, rank in enumerate(attempt.ranks if attempt else ()):
-            if attempt and rank.node == name and not rank.ended:
+    for job, attempt in ctx.state.attempts:
+        for i, rank in enumerate(attempt.ranks):
+            if rank.node == name and not rank.ended:
                 why = "its node came back with other GPUs"
-                ctx.record(RankEnded(now_s, number, attempt.epoch, i, None, why, started=True))
+                ctx.record(RankEnded(now_s, job.number, attempt.epoch, i, None, why, started=True))
     if not record.lost:
         ctx.record(NodeLost(now_s, name))
     ctx.record(NodeForgotten(now_s, name))
@@ -333,6 +331,5 @@ def _patience_s(ctx: Context, node: NodeRecord) -> float:
         return options.suspect_s
     if node.leaving and node.leaving_s is not None:
         return min(options.lost_s, max(options.suspect_s, node.leaving_s + LEFT_S))
-    attempts = (ctx.state.jobs[number].live for number in ctx.state.live)
-    runs = any(r.node == node.id and not r.ended for attempt in attempts if attempt for r in attempt.ranks)
+    runs = any(r.node == node.id and not r.ended for _, attempt in ctx.state.attempts for r in attempt.ranks)
     return options.lost_s if runs else min(options.lost_s, max(options.suspect_s, IDLE_LOST_S))

@@ -24,7 +24,7 @@ from plait.live.protocol.arrays import all_members, array_of
 from plait.live.protocol.requests import PROJECT_TIME
 from plait.live.protocol.wire import NodeInfo
 from plait.live.scheduler.live_policy import AGGREGATES, GUESTS_PER_GPU, KILLS, made
-from plait.live.scheduler.records.attempts import JobRecord, NodeRecord
+from plait.live.scheduler.records.attempts import Attempt, JobRecord, NodeRecord
 from plait.live.scheduler.records.groups import GroupBook
 from plait.live.scheduler.records.network import NetworkBook
 from plait.live.scheduler.records.notes import Requested, RequeueAsked, UpdateAsked
@@ -75,13 +75,22 @@ class State:
         self.touched: set[int] = set()
         self.touched_nodes: set[str] = set()
 
+    @property
+    def in_charge(self) -> Controller:
+        """The controller, where there is one for sure: a node has joined."""
+        assert self.controller is not None, "no node has joined"
+        return self.controller
+
+    @property
+    def attempts(self) -> list[tuple[JobRecord, Attempt]]:
+        """Attempts that are not over with their jobs, by number of the job."""
+        jobs = (self.jobs[number] for number in sorted(self.live))
+        return [(job, attempt) for job in jobs if (attempt := job.live) is not None]
+
     def touch_node(self, node: str) -> None:
         """A node is shown differently from now on, and so are jobs that run there."""
         self.touched_nodes.add(node)
-        for number in self.live:
-            attempt = self.jobs[number].live
-            if attempt and any(r.node == node for r in attempt.ranks):
-                self.touched.add(number)
+        self.touched.update(a.job for _, a in self.attempts if any(r.node == node for r in a.ranks))
 
     def join_network(self) -> None:
         """Give the cluster its declared network for the nodes that it has now, or take it away."""
@@ -138,9 +147,8 @@ class State:
 
         Attempts remember whether they are guests, for as long as they are where their group is.
         """
-        assert self.controller is not None
         guests = self.groups.guests
-        self.groups.update(self.controller, per_gpu)
+        self.groups.update(self.in_charge, per_gpu)
         for number in guests | self.groups.guests:
             attempt = self.jobs[number].live if number in self.jobs else None
             if attempt is not None and self.groups.of_job.get(number) == attempt.gpus:
@@ -222,9 +230,7 @@ class State:
 
     def _kept(self) -> IntArray:
         """Jobs that are kept whole: unfinished ones, ones of which something runs, and the last ones."""
-        assert self.controller is not None
-        mine = [number for number, job in self.jobs.items() if job.admitted]
-        controller = self.controller
+        mine, controller = [number for number, job in self.jobs.items() if job.admitted], self.in_charge
         last = controller.job_store.last_departed(RECENT)
         return np.unique(np.concatenate([controller.active, last, controller.running.jobs, np.array(mine, np.int64)]))
 

@@ -61,9 +61,8 @@ def limit_in_words(job: JobRecord) -> str:
 
 def stop_at_limits(ctx: Context) -> None:
     """Request the stop of attempts whose jobs are out of time."""
-    for number in sorted(ctx.state.live):
-        job = ctx.state.jobs[number]
-        if (attempt := job.live) is not None and attempt.stop is None and out_of_time(job):
+    for job, attempt in ctx.state.attempts:
+        if attempt.stop is None and out_of_time(job):
             ctx.record(ask_stop(ctx, attempt, TIME_LIMIT, limit_in_words(job)))
 
 
@@ -84,8 +83,7 @@ def preemption_reason(ctx: Context, number: int, takers: Sequence[int]) -> str:
     Priorities are compared where these differ, otherwise places in the order; where neither decides, the policy's own
     words are used.
     """
-    state, controller = ctx.state, ctx.state.controller
-    assert controller is not None
+    state, controller = ctx.state, ctx.state.in_charge
     named = ", ".join(f"{job_name(one)} of {state.jobs[one].owner}" for one in takers[:NAMED])
     if len(takers) > NAMED:
         named += f" and {len(takers) - NAMED} more"
@@ -103,11 +101,9 @@ def preemption_reason(ctx: Context, number: int, takers: Sequence[int]) -> str:
 
 def _order(ctx: Context, number: int, takers: Sequence[int]) -> str:
     """Where the first of the takers stands in the order before the job that makes room."""
-    controller = ctx.state.controller
-    assert controller is not None
     if not takers:
         return ""
-    columns = controller.job_store.columns
+    columns = ctx.state.in_charge.job_store.columns
     position, priority = columns["position"], columns["priority"]
     first = min(takers, key=lambda one: int(position[one]))
     if priority[first] != priority[number]:

@@ -80,11 +80,9 @@ def _of_gpus(ctx: Context, cluster: Cluster) -> tuple[FloatArray, FloatArray]:
 def _of_jobs(ctx: Context) -> tuple[IntArray, FloatArray]:
     """Numbers of the jobs of which something was measured, and a row of `COLUMNS` each."""
     rows = [
-        (number, figures)
-        for number in sorted(ctx.state.live)
-        if (attempt := ctx.state.jobs[number].live) is not None
-        and ctx.state.jobs[number].admitted
-        and (figures := _figures(ctx, attempt)) is not None
+        (job.number, figures)
+        for job, attempt in ctx.state.attempts
+        if job.admitted and (figures := _figures(ctx, attempt)) is not None
     ]
     numbers = np.array([number for number, _ in rows], dtype=np.int64)
     return numbers, np.array([figures for _, figures in rows], dtype=float).reshape(-1, len(COLUMNS))
@@ -162,9 +160,8 @@ def report_network(ctx: Context) -> bool:
     if controller is None:
         return False
     known, phases, rows = controller.network, controller.job_store.columns["phase"], []
-    for number in sorted(ctx.state.live):
-        attempt, running = ctx.state.jobs[number].live, phases[number] == int(Phase.RUNNING)
-        if attempt is None or not running or (new := measured(attempt)) is None:
+    for number, attempt in ((job.number, attempt) for job, attempt in ctx.state.attempts):
+        if phases[number] != int(Phase.RUNNING) or (new := measured(attempt)) is None:
             continue
         at = -1 if known is None else int(np.searchsorted(known.jobs, number))
         if known is not None and at < len(known.jobs) and known.jobs[at] == number:

@@ -158,12 +158,8 @@ def _steps_seen(ctx: Context, name: str) -> bool:
 
 def _alone(ctx: Context, attempt: Attempt) -> str:
     """Where it would be alone: idle GPUs of nodes that take work."""
-    controller = ctx.state.controller
-    assert controller is not None, "a job runs"
-    cluster, used = controller.cluster, {gpu for gpus in ctx.state.groups.of_job.values() for gpu in gpus}
-    for number in ctx.state.live:
-        live = ctx.state.jobs[number].live
-        used.update(live.gpus if live is not None else ())
+    cluster, used = ctx.state.in_charge.cluster, {gpu for gpus in ctx.state.groups.of_job.values() for gpu in gpus}
+    used.update(gpu for _, live in ctx.state.attempts for gpu in live.gpus)
     idle = [
         gpu
         for gpu in range(cluster.gpus)
@@ -180,9 +176,7 @@ def _alone(ctx: Context, attempt: Attempt) -> str:
 
 def gpu_name(ctx: Context, gpu: int) -> str:
     """A GPU of the cluster by its node and the node's number of it: n0:1."""
-    controller = ctx.state.controller
-    assert controller is not None, "there is a cluster"
-    cluster = controller.cluster
+    cluster = ctx.state.in_charge.cluster
     node = int(cluster.gpu_node[gpu])
     return f"{cluster.nodes[node].id}:{gpu - int(cluster.first_gpu[node])}"
 

@@ -56,7 +56,7 @@ class JobUsage:
 
 def job_usages(ctx: Context) -> list[JobUsage]:
     """Every job that has an attempt whose processes have reported, by number."""
-    live = [(ctx.state.jobs[n], attempt) for n in sorted(ctx.state.live) if (attempt := ctx.state.jobs[n].live)]
+    live = ctx.state.attempts
     holders = Counter(place for _, attempt in live for place in _places(attempt))
     return [_job_usage(ctx, job, attempt, holders) for job, attempt in live if any(r.seen for r in attempt.ranks)]
 

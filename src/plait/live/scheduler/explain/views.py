@@ -14,7 +14,7 @@ import numpy as np
 from plait.control.controller import Controller
 from plait.control.job_store import refusal
 from plait.control.snapshot import of_active, snapshot
-from plait.core.jobs import Checkpoints, Phase
+from plait.core.jobs import Phase
 from plait.core.resources import CPU_KIND
 from plait.core.words import arguments, command_line, counted
 from plait.live.api import cluster
@@ -25,7 +25,7 @@ from plait.live.protocol.wire import RUNNING
 from plait.live.scheduler.context import COMPILING, Context
 from plait.live.scheduler.explain import guests
 from plait.live.scheduler.explain.gpu_demand import GpuDemand
-from plait.live.scheduler.measured import adaptive_fields, profile_source, stop_fields, work_of
+from plait.live.scheduler.measured import adaptive_fields, never_saved, profile_source, stop_fields, work_of
 from plait.live.scheduler.network.shown import of_attempt
 from plait.live.scheduler.records.attempts import Attempt, JobRecord
 from plait.live.scheduler.records.event_words import stop_in_words
@@ -111,7 +111,8 @@ def job_row(ctx: Context, job: JobRecord, *, stored: bool = False) -> api.JobRow
     if job.admitted and ctx.state.controller is not None:
         columns, n = ctx.state.controller.job_store.columns, job.number
         started_s, ended_s = _number(columns["first_start_s"][n]), _number(columns["end_s"][n])
-        done = 0.0 if _starts_over(ctx, job, state) else float(columns["iterations_done"][n])
+        starts_over = never_saved(ctx, job) and state in ("waiting", "starting") and job.epoch > 0
+        done = 0.0 if starts_over else float(columns["iterations_done"][n])
         if request.get("batch"):
             if final and done > 0:  # in the end progress, as its share was shown before
                 iterations = request.get("iterations") or job.total
@@ -195,14 +196,6 @@ def adaptive_of(ctx: Context, job: JobRecord) -> api.AdaptiveJob | None:
     return None if found is None else api.AdaptiveJob(**{**found, "limits": api.BatchBounds(**found["limits"])})
 
 
-def _starts_over(ctx: Context, job: JobRecord, state: str) -> bool:
-    """Whether the work of a job is lost: it starts again, and has no checkpoint to resume from."""
-    controller = ctx.state.controller
-    assert controller is not None
-    never = int(controller.job_store.columns["checkpoints"][job.number]) == int(Checkpoints.NEVER)
-    return never and state in ("waiting", "starting") and job.epoch > 0
-
-
 def attempt_row(attempt: Attempt) -> api.JobAttempt:
     """One try to run a job."""
     return api.JobAttempt.of(
@@ -249,13 +242,12 @@ def nodes(ctx: Context, now_s: float) -> list[cluster.NodeRow]:
     reserved = guests.reserved_by_node(ctx)
     holders: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     states: dict[str, api.JobState] = {}
-    for number in sorted(ctx.state.live):
-        attempt = ctx.state.jobs[number].live
-        if (state := shown_state(ctx, ctx.state.jobs[number])) != "running":
-            states[job_name(number)] = state
-        for rank in attempt.ranks if attempt else ():
+    for job, attempt in ctx.state.attempts:
+        if (state := shown_state(ctx, job)) != "running":
+            states[job_name(job.number)] = state
+        for rank in attempt.ranks:
             if not rank.ended:
-                holders[rank.node][rank.gpu].append(job_name(number))
+                holders[rank.node][rank.gpu].append(job_name(job.number))
     out = []
     for record in ctx.state.nodes.values():
         info, usage = record.info, record.usage
@@ -301,8 +293,8 @@ def status(ctx: Context, demand: GpuDemand, now_s: float) -> cluster.ClusterFigu
     wanted = cluster.WantedGpus(**demand.of(ctx, open_jobs))
     alive = [n for n in state.nodes.values() if not n.lost]
     total = sum(n.info.gpus for n in alive if n.info and n.info.gpu_kind != CPU_KIND)
-    running = (job for n in ctx.state.live if not needs_no_gpu((job := state.jobs[n]).request))
-    held = {(r.node, r.gpu) for job in running if (a := job.live) for r in a.ranks if not r.ended}
+    running = (attempt for job, attempt in state.attempts if not needs_no_gpu(job.request))
+    held = {(r.node, r.gpu) for attempt in running for r in attempt.ranks if not r.ended}
     return cluster.ClusterFigures(
         now_s=now_s,
         policy=state.policy_text,
@@ -352,13 +344,12 @@ def forecast(ctx: Context, now_s: float) -> Callable[[], dict[str, Any]]:
             small.cluster = small.cluster.with_node(node)
     facts["job_numbers"] = numbers.tolist()
     new = {number: i for i, number in enumerate(facts["job_numbers"])}
-    for number in ctx.state.live:
-        attempt = state.jobs[number].live
-        if attempt is not None and number in new:
-            work = work_of(ctx, state.jobs[number], attempt)
+    for job, attempt in state.attempts:
+        if job.number in new:
+            work = work_of(ctx, job, attempt)
             pace = {"step_s": work.each_s, "steps": work.done, "total_steps": work.total}
             pace["starting"] = attempt.lead is None or attempt.lead.first_step_s is None
-            facts["paces"][str(new[number])] = pace
+            facts["paces"][str(new[job.number])] = pace
     return lambda: {**facts, "controller": snapshot(small)}
 
 

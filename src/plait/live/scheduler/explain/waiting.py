@@ -274,8 +274,7 @@ def _seconds_left(ctx: Context, job: JobRecord) -> float | None:
 
 
 def _running(ctx: Context, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
-    controller = ctx.state.controller
-    assert controller is not None
+    controller = ctx.state.in_charge
     columns, lead = controller.job_store.columns, attempt.lead
     group = ctx.state.groups.group_of(attempt) if attempt.stop is None else None
     shares = [] if group is None else [m.job for m in group.members if m.job != job.number]
@@ -322,9 +321,8 @@ def _running(ctx: Context, job: JobRecord, attempt: Attempt) -> dict[str, Any]:
 
 def _risk(ctx: Context, job: JobRecord, attempt: Attempt, now_s: float) -> api.PreemptionRisk:
     """Whether the policy may stop a running job for others: what the rule, the policy and the order say now."""
-    controller = ctx.state.controller
+    controller = ctx.state.in_charge
     policy: Any = [*layers(ctx.state.policy)][-1]  # without quotas, and without memory of switches
-    assert controller is not None
     stops = getattr(policy, "preempt", policy.preempts if isinstance(policy, Preempts) else None)
     if kept(controller, job.number):
         return api.PreemptionRisk(False, None, [], "no policy stops it, because it cannot resume from a checkpoint")
@@ -394,9 +392,8 @@ def _reservations_of(ctx: Context, job: JobRecord, now_s: float) -> list[Reserva
 
 def _in_the_way(ctx: Context, one: NodeReservation, now_s: float) -> Iterator[JobRecord]:
     """Jobs of other projects that run on its nodes and are not sure to end before it begins."""
-    for number in sorted(ctx.state.live):
-        job = ctx.state.jobs[number]
-        here = job.live is not None and any(rank.node in one.nodes and not rank.ended for rank in job.live.ranks)
+    for job, attempt in ctx.state.attempts:
+        here = any(rank.node in one.nodes and not rank.ended for rank in attempt.ranks)
         if here and job.project != one.project and time_left_s(job) > one.from_s - now_s:
             yield job
 

@@ -29,9 +29,9 @@ def network(ctx: Context) -> NetworkOfCluster:
         grants=state.policy is not None and has_grants(state.policy),
         switches=[] if known is None else [_switch(ctx, one.id) for one in known.switches if one.aggregators],
         jobs=[
-            NetworkJob(**structs.asdict(found), id=job_name(number), number=number)
-            for number in sorted(state.live)
-            if (attempt := state.jobs[number].live) is not None and (found := of_attempt(ctx, attempt)) is not None
+            NetworkJob(**structs.asdict(found), id=job_name(job.number), number=job.number)
+            for job, attempt in state.attempts
+            if (found := of_attempt(ctx, attempt)) is not None
         ],
     )
 

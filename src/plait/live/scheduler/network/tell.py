@@ -31,10 +31,7 @@ MANY_NUMBERS = 2**31
 def tell(ctx: Context) -> None:
     """Record a note for each attempt whose ranks are to know something else than they do."""
     state = ctx.state
-    for number in sorted(state.live):
-        attempt = state.jobs[number].live
-        if attempt is None or not attempt.networked:
-            continue
+    for number, attempt in ((job.number, attempt) for job, attempt in state.attempts if attempt.networked):
         before = state.network.told.get(number)
         before = before if before is not None and before.epoch == attempt.epoch else None
         if before is not None:
@@ -67,11 +64,10 @@ def _moved(ctx: Context, attempt: Attempt, told: RanksTold) -> None:
 
 def due_s(ctx: Context) -> float:
     """When an attempt has waited long enough for its switch; infinite if none waits."""
-    told, jobs = ctx.state.network.told, ctx.state.jobs
     waits = [
         attempt.began_s + PATIENCE_S
-        for number in ctx.state.live
-        if (attempt := jobs[number].live) is not None and waits_for_word(ctx, attempt) and number not in told
+        for job, attempt in ctx.state.attempts
+        if waits_for_word(ctx, attempt) and job.number not in ctx.state.network.told
     ]
     return min(waits, default=math.inf)
 
@@ -129,8 +125,7 @@ def _granted(ctx: Context, lease: Leased, attempt: Attempt, address: str, seen: 
 
 def _why(ctx: Context, number: int, attempt: Attempt) -> str:
     """Why an attempt has no lease, in words."""
-    controller = ctx.state.controller
-    assert controller is not None
+    controller = ctx.state.in_charge
     if attempt.stop is not None:
         return "it has a request to stop"
     mine = [grant for grant in controller.grants if grant.job == number]

@@ -92,8 +92,7 @@ def losses(ctx: Context, jobs: Iterable[JobRecord]) -> list[Loss]:
 
 
 def on_node(ctx: Context, node: str) -> list[JobRecord]:
-    jobs = (ctx.state.jobs[number] for number in sorted(ctx.state.live))
-    return [job for job in jobs if job.live and any(r.node == node and not r.ended for r in job.live.ranks)]
+    return [job for job, a in ctx.state.attempts if any(r.node == node and not r.ended for r in a.ranks)]
 
 
 def sentence(found: Sequence[Loss]) -> str:

@@ -188,8 +188,8 @@ def node_gone(ctx: Context, node: str, why: str, certain: bool) -> None:
 
 def forget_node(ctx: Context, node: str) -> None:
     """Take a node out of the lists; `Conflict` while it may still run something, `LookupError` for an unknown one."""
-    record, jobs = _node(ctx, node), ctx.state.jobs
-    here = [n for n in sorted(ctx.state.live) if (a := jobs[n].live) and any(r.node == node for r in a.ranks)]
+    record = _node(ctx, node)
+    here = [job.number for job, attempt in ctx.state.attempts if any(r.node == node for r in attempt.ranks)]
     if here:
         names = ", ".join(job_name(n) for n in here[:5])
         raise Conflict(f"node {node!r} may still run {names}; it can be forgotten once they go on elsewhere")
