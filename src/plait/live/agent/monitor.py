@@ -315,10 +315,7 @@ def counters(roots: Mapping[Key, int], traffic: SocketTraffic) -> dict[Key, Coun
     """Sums over each tree of processes, by the pid of its root; roots that have ended are left out."""
     children: dict[int, list[int]] = {}
     found: dict[int, tuple[float, float]] = {}
-    for pid in procs.pids():
-        fields = procs.stat_fields(pid)
-        if fields is None or fields[0] in b"ZX":
-            continue
+    for pid, fields in procs.living():
         children.setdefault(int(fields[1]), []).append(pid)
         found[pid] = sum(map(int, fields[11:15])) / _TICKS, int(fields[21]) * _PAGE
     trees = {key: _tree(root, children) for key, root in roots.items() if root in found}

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from plait.control.messages import ReplanDue
 from plait.core.errors import PlaitError
@@ -64,6 +64,8 @@ DEFAULT_POLICY = "plait"
 NETWORK_POLICY = "plait:placement=netpack,ina=inalloc"
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
 #: Lets something be done, elsewhere and later perhaps.
 Later: TypeAlias = Callable[[Callable[[], bytes]], "Future[bytes]"]
 
@@ -258,6 +260,15 @@ class Engine:
         ctx = self.context
         ctx.now_s = max(now_s, ctx.now_s)
         return ctx.now_s
+
+    def _change(
+        self, now_s: float, change: Callable[Concatenate[Context, P], T], *args: P.args, **options: P.kwargs
+    ) -> T:
+        """Do what was requested, and then what follows from it."""
+        self.clock(now_s)
+        done = change(self.context, *args, **options)
+        self._run()
+        return done
 
     def _run(self) -> None:
         if self._together:
@@ -461,9 +472,7 @@ class Engine:
 
     def cancel(self, number: int, now_s: float, *, by: str = "") -> None:
         """Cancel a job; if it runs, it is stopped. `Conflict` if it has ended, `LookupError` if it never was."""
-        self.clock(now_s)
-        changes.cancel(self.context, number, by)
-        self._run()
+        self._change(now_s, changes.cancel, number, by)
 
     def requeue(
         self, number: int, now_s: float, *, by: str, key: str | None = None, may_lose_work: bool = False
@@ -473,18 +482,14 @@ class Engine:
         A repeated request, by the same user with the same `key`, does nothing more. Raises `Conflict` if the job has
         ended, or would lose its work and not `may_lose_work`; `LookupError` if it never existed.
         """
-        self.clock(now_s)
-        changes.requeue(self.context, number, by, key, may_lose_work)
-        self._run()
+        self._change(now_s, changes.requeue, number, by, key, may_lose_work)
 
     def update(
         self, number: int, fields: Mapping[str, Any], now_s: float, *, by: str, key: str | None = None,
         may_lose_work: bool = False,
     ) -> None:  # fmt: skip
         """Change priority, class, deadline or size of a job; as `requeue`, and `InputError` for what cannot be."""
-        self.clock(now_s)
-        changes.update(self.context, number, fields, by, key, may_lose_work)
-        self._run()
+        self._change(now_s, changes.update, number, fields, by, key, may_lose_work)
 
     def foreseen(
         self, number: int, start: Sequence[float | None] | None, end: Sequence[float | None], now_s: float
@@ -493,9 +498,7 @@ class Engine:
 
         The first forecast of a job counts; `start` is None for a running job. `LookupError` for a job that has ended.
         """
-        self.clock(now_s)
-        operations.foreseen(self.context, number, start, end)
-        self._run()
+        self._change(now_s, operations.foreseen, number, start, end)
 
     def undelivered(self, channel: str, number: int, event: str, why: str, now_s: float) -> None:
         """Enter into the log that a notification of a job did not arrive, or may not have."""
@@ -509,33 +512,25 @@ class Engine:
 
         `may_lose_work`: it may stop jobs that cannot resume from a checkpoint.
         """
-        self.clock(now_s)
-        operations.set_policy(self.context, text, may_lose_work)
-        self._run()
+        self._change(now_s, operations.set_policy, text, may_lose_work)
 
     def set_project(
         self, name: str, *, gpu_quota: int | None, weight: float, now_s: float, default_time_s: float | None = None,
         most_time_s: float | None = None, most_idle_s: float | None = None,
     ) -> None:  # fmt: skip
         """Make or change a project: at most `gpu_quota` GPUs at once (None = no limit), its weight in fair policies."""
-        self.clock(now_s)
-        operations.set_project(self.context, name, gpu_quota, weight, default_time_s, most_time_s, most_idle_s)
-        self._run()
+        self._change(now_s, operations.set_project, name, gpu_quota, weight, default_time_s, most_time_s, most_idle_s)
 
     def drop_project(self, name: str, now_s: float) -> None:
         """Forget a project's quota and weight; its jobs stay."""
-        self.clock(now_s)
-        operations.drop_project(self.context, name)
-        self._run()
+        self._change(now_s, operations.drop_project, name)
 
     def drain(self, node: str, now_s: float, *, may_lose_work: bool = False) -> None:
         """Take a node out: no new work; jobs there stop, after a checkpoint if possible, and continue elsewhere.
 
         Raises `Conflict` if one would lose work and not `may_lose_work`; `LookupError` for an unknown node.
         """
-        self.clock(now_s)
-        operations.drain(self.context, node, may_lose_work)
-        self._run()
+        self._change(now_s, operations.drain, node, may_lose_work)
 
     def losses(self, jobs: Sequence[int] = (), nodes: Sequence[str] = (), owner: str | None = None) -> Losses:
         """Work that running jobs would lose if stopped now: of these jobs and nodes, of all if neither is given.
@@ -546,9 +541,7 @@ class Engine:
 
     def resume(self, node: str, now_s: float) -> None:
         """Let a drained node work again."""
-        self.clock(now_s)
-        operations.resume(self.context, node)
-        self._run()
+        self._change(now_s, operations.resume, node)
 
     def node_gone(self, node: str, why: str, now_s: float, *, certain: bool = True) -> None:
         """Take a node as dead on the word of its backend: it is lost at once if it is silent, or as soon as it is.
@@ -556,15 +549,11 @@ class Engine:
         Reports of the node itself count for more: a node that still reports is not lost. Unless it is `certain` that
         nothing runs there any more (it may only be out of reach), the service waits for its lease to end all the same.
         """
-        self.clock(now_s)
-        operations.node_gone(self.context, node, why, certain)
-        self._run()
+        self._change(now_s, operations.node_gone, node, why, certain)
 
     def forget_node(self, node: str, now_s: float) -> None:
         """Take a node that will not come back out of the lists; `Conflict` while it may still run something."""
-        self.clock(now_s)
-        operations.forget_node(self.context, node)
-        self._run()
+        self._change(now_s, operations.forget_node, node)
 
     def reservations(self, now_s: float) -> list[ReservationRow]:
         """Reservations of nodes that have not ended, the first to begin first."""
@@ -579,16 +568,12 @@ class Engine:
         Raises `Conflict` where one of them is reserved then, `LookupError` for an unknown node, `InputError` for an
         unknown project or no time.
         """
-        self.clock(now_s)
-        made = operations.reserve(self.context, nodes, project, from_s, until_s, by, key)
-        self._run()
+        made = self._change(now_s, operations.reserve, nodes, project, from_s, until_s, by, key)
         return waiting.reservation(self.context, made, now_s)
 
     def cancel_reservation(self, name: str, by: str, now_s: float) -> None:
         """Let jobs of all projects use reserved nodes again; `LookupError` for an unknown reservation."""
-        self.clock(now_s)
-        operations.cancel_reservation(self.context, name, by)
-        self._run()
+        self._change(now_s, operations.cancel_reservation, name, by)
 
     # -- agents ---------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
-from pathlib import Path
 
 from plait.core.errors import InputError, PlaitError
 from plait.live.agent.processes.launch import LEASE_VARIABLE
@@ -129,11 +128,7 @@ def job_processes(layout: Layout) -> dict[int, str]:
     begin = f"{procs.MARK}={_home_mark(layout)}:".encode()
     found = {}
     for pid in procs.pids():
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            continue
-        mark = next((word for word in environment.split(b"\0") if word.startswith(begin)), None)
+        mark = next((word for word in procs.environment_words(pid) if word.startswith(begin)), None)
         said = "" if mark is None else mark.partition(b"=")[2].decode()
         of_job = said.count(":") == 3 and job_number(said.split(":")[1]) is not None  # not a switch of an agent
         if of_job and procs.start_time(pid) is not None:

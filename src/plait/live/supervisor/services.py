@@ -144,7 +144,9 @@ def _await(process: subprocess.Popen[bytes], ready: Callable[[], bool], what: st
     try:
         while not ready():
             if process.poll() is not None:
-                raise InputError(f"{what} did not start: {last_line(log)}; all of it: {log}")
+                raise InputError(
+                    f"{what} did not start: {procs.last_line(log, 'it printed nothing')}; all of it: {log}"
+                )
             if patience.over([process.pid]):
                 raise InputError(f"{what} does not answer and has done nothing for {IDLE_S:g} s; look at {log}")
             time.sleep(LOOK_S)
@@ -204,14 +206,6 @@ def refuse_taken_port(port: int | None, host: str | None) -> None:
             probe.bind((host or "127.0.0.1", port))
         except OSError as error:
             raise InputError(f"cannot listen on port {port}: {error.strerror}; give another --port, or none") from None
-
-
-def last_line(log: Path) -> str:
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
-    return lines[-1] if lines else "it printed nothing"
 
 
 def end(process: Process) -> None:

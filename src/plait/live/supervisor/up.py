@@ -28,6 +28,7 @@ from plait.live.protocol.leases import LEASE_SHARE, LOST_S, check_lease
 from plait.live.supervisor import daemon, services
 from plait.live.supervisor.down import stop
 from plait.live.supervisor.options import and_remembered, for_backend, remember, remember_down, remembered, was_up
+from plait.live.system import procs
 from plait.live.system.procs import Patience
 from plait.network.topology.declared import NONE, Declared, read_network
 from plait.network.topology.shapes import SHAPES
@@ -215,7 +216,7 @@ def _await_nodes(service: Client, layout: Layout, process: subprocess.Popen[byte
             return
         if process.poll() is not None:
             log = file_of(layout, FIRST, "log")
-            raise InputError(f"the service stopped: {services.last_line(log)}; all of it: {log}")
+            raise InputError(f"the service stopped: {procs.last_line(log, 'it printed nothing')}; all of it: {log}")
         missing = [node.pid for node in backend.list_nodes() if node.name not in there and node.pid]
         if patience.over([process.pid, *missing]):
             why = _held(ready, sizes or {}) or (

@@ -13,8 +13,9 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 from plait.core.files import OWNER_ONLY, replace_file
@@ -28,10 +29,8 @@ def thread_states(pid: int) -> tuple[bytes, int]:
     states, ticks = b"", 0
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
-                text = file.read()
-            fields = text[text.rindex(b")") + 2 :].split()
-            states, ticks = states + fields[0], ticks + int(fields[11]) + int(fields[12])
+            if (fields := stat_fields(f"{pid}/task/{thread}")) is not None:
+                states, ticks = states + fields[0], ticks + int(fields[11]) + int(fields[12])
     except (OSError, ValueError, IndexError):
         return states, ticks
     return states, ticks
@@ -39,13 +38,8 @@ def thread_states(pid: int) -> tuple[bytes, int]:
 
 def main_thread(pid: int) -> tuple[bytes, int]:
     """The same of a process's first thread alone."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/stat", "rb") as file:
-            text = file.read()
-    except OSError:
-        return b"", 0
-    fields = text[text.rindex(b")") + 2 :].split()
-    return fields[0], int(fields[11]) + int(fields[12])
+    fields = stat_fields(f"{pid}/task/{pid}")
+    return (b"", 0) if fields is None else (fields[0], int(fields[11]) + int(fields[12]))
 
 
 class Patience:
@@ -146,8 +140,11 @@ class Process:
         return True
 
 
-def stat_fields(pid: int) -> list[bytes] | None:
-    """The fields of /proc/PID/stat from the state on (field 3 of proc(5) is the first); None if it has ended."""
+def stat_fields(pid: int | str) -> list[bytes] | None:
+    """The fields of /proc/PID/stat from the state on (field 3 of proc(5) is the first); None if it has ended.
+
+    A text, such as 7/task/8, is a thread.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
@@ -180,13 +177,19 @@ def pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def descendants(root: int) -> list[int]:
-    """Children of a process, their children and so on; dead ones not yet collected are left out."""
-    children: dict[int, list[int]] = {}
+def living() -> Iterator[tuple[int, list[bytes]]]:
+    """All processes that can be seen, with their `stat_fields`; dead ones not yet collected are left out."""
     for pid in pids():
         fields = stat_fields(pid)
         if fields is not None and fields[0] not in b"ZX":
-            children.setdefault(int(fields[1]), []).append(pid)
+            yield pid, fields
+
+
+def descendants(root: int) -> list[int]:
+    """Children of a process, their children and so on; dead ones not yet collected are left out."""
+    children: dict[int, list[int]] = {}
+    for pid, fields in living():
+        children.setdefault(int(fields[1]), []).append(pid)
     found: list[int] = []
     waiting = [root]
     while waiting:
@@ -198,24 +201,27 @@ def descendants(root: int) -> list[int]:
 
 def children(parent: int) -> list[int]:
     """Processes whose parent this is; dead ones not yet collected are left out."""
-    stats = ((pid, stat_fields(pid)) for pid in pids())
-    return [pid for pid, fields in stats if fields is not None and fields[0] not in b"ZX" and int(fields[1]) == parent]
+    return [pid for pid, fields in living() if int(fields[1]) == parent]
 
 
 def in_session(session: int) -> set[int]:
     """Processes of a session; dead ones not yet collected are left out."""
-    stats = ((pid, stat_fields(pid)) for pid in pids())
-    return {pid for pid, at in stats if at is not None and at[0] not in b"ZX" and int(at[3]) == session}
+    return {pid for pid, fields in living() if int(fields[3]) == session}
 
 
 def environment(pid: int) -> dict[str, str]:
     """Environment of a process at its start; empty if unreadable."""
+    words = (word.decode(errors="replace") for word in environment_words(pid))
+    return {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
+
+
+def environment_words(pid: int) -> list[bytes]:
+    """The same as `NAME=VALUE` each."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            words = file.read().decode(errors="replace").split("\0")
+            return file.read().split(b"\0")
     except OSError:
-        return {}
-    return {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
+        return []
 
 
 def marked(mark: str) -> list[int]:
@@ -227,16 +233,7 @@ def marked(mark: str) -> list[int]:
 def with_environment(name: str, value: str) -> list[int]:
     """Processes that were started with this variable."""
     wanted = f"{name}={value}".encode()
-    found = []
-    for pid in pids():
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                environment = file.read()
-        except OSError:
-            continue
-        if wanted in environment.split(b"\0") and start_time(pid) is not None:
-            found.append(pid)
-    return found
+    return [pid for pid in pids() if wanted in environment_words(pid) and start_time(pid) is not None]
 
 
 def kill_until_none(find: Callable[[], Iterable[int]], collect: Callable[[], None], patience_s: float = 5.0) -> bool:
@@ -321,6 +318,15 @@ def open_to_append(path: str | os.PathLike[str]) -> int:
         os.close(fd)
         raise OSError(errno.ENXIO, "not a regular file", os.fspath(path))
     return fd
+
+
+def last_line(path: Path, nothing: str) -> str:
+    """The last line of a text file, or `nothing` if it is empty or unreadable."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return lines[-1] if lines else nothing
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, object] | None:

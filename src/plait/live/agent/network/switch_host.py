@@ -336,7 +336,7 @@ class Starting:
             return None
         if not whole or self._process is None:
             self.end()
-            raise NotReady(f"{self._what} did not start: {_last_line(self._log)}")
+            raise NotReady(f"{self._what} did not start: {procs.last_line(self._log, 'it wrote nothing')[:300]}")
         stdout.close()
         port = int(json.loads(line)["data"][1])
         return RunningPlane(self._process, port, SwitchControl(self._control, CONTROL_S), self._child)
@@ -425,11 +425,3 @@ class PlaneProcesses:
             )  # fmt: skip
         self._children.add(child.pid)
         return Starting(kind, self.order.name, control, self._log, child)
-
-
-def _last_line(log: Path) -> str:
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
-    return lines[-1][:300] if lines else "it wrote nothing"

@@ -51,13 +51,6 @@ def inside(
         binds = [f"{path}:{path}" for path in folders] + [f"{path}:{path}:ro" for path in readable]
         words = [found, "exec", *(word for bind in binds for word in ("--bind", bind)), "--pwd", workdir]
         return [*words, *(["--nv"] if gpus else []), name, *argv]
-    return _oci(found, image, argv, env, folders, readable, workdir, gpus, ids, memory_bytes)
-
-
-def _oci(
-    found: str, image: str, argv: Sequence[str], env: Mapping[str, str], folders: Sequence[Path],
-    readable: Sequence[Path], workdir: str, gpus: bool, ids: tuple[int, int], memory_bytes: float,
-) -> list[str]:  # fmt: skip
     podman = Path(found).name == "podman"
     words = [found, "run", "--rm", "--network", "host", "--pid", "host", "--ipc", "host"]
     uid, gid = ids
