@@ -9,16 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from plait.control import messages
 from plait.control.controller import MAX_GUESTS_PER_GPU, Controller
 from plait.control.job_store import JobStore
-from plait.control.messages import (
-    group_from_json,
-    group_to_json,
-    network_from_json,
-    network_to_json,
-    node_from_json,
-    node_to_json,
-)
 from plait.control.usage import figures_of_jobs, of_jobs
 from plait.core.arrays import AS_LISTS, IntArray
 from plait.core.cluster import Cluster
@@ -77,11 +70,11 @@ def frozen(controller: Controller, keep: IntArray | None = None, recent: int = 0
         return {
             **facts,
             "cluster": {
-                "nodes": [node_to_json(node) for node in cluster.nodes],
+                "nodes": [messages.node_to_json(node) for node in cluster.nodes],
                 "up": list(cluster.up),
-                **({} if cluster.network is None else {"network": network_to_json(cluster.network)}),
+                **({} if cluster.network is None else {"network": messages.network_to_json(cluster.network)}),
             },
-            "running": [group_to_json(g) for g in running],
+            "running": [messages.group_to_json(g) for g in running],
             "reasons": {str(job): reason for job, reason in reasons.items()},
             "books": job_store(),
             **({} if usage is None else {"usage": _FORM.encode(usage)}),
@@ -144,13 +137,13 @@ def restore(
             f"snapshot has version {data.get('version')!r}; this plait reads version {VERSION}: use the plait that "
             "wrote it"
         )
-    nodes = tuple(node_from_json(node) for node in data["cluster"]["nodes"])
+    nodes = tuple(messages.node_from_json(node) for node in data["cluster"]["nodes"])
     rule = PreemptionRule.from_json(data.get("preemption"))
     network = data["cluster"].get("network")
     cluster = Cluster(
         nodes,
         tuple(bool(up) for up in data["cluster"]["up"]),
-        None if network is None else network_from_json(network),
+        None if network is None else messages.network_from_json(network),
     )
     controller = Controller(policy, cluster, rule, max_guests_per_gpu, kills, aggregates)
     controller.job_store = JobStore.from_json(data["books"])
@@ -160,7 +153,7 @@ def restore(
     controller.competing = float(data["competing"])
     controller.active = np.array(data["active"], dtype=np.int64)
     controller.held = np.array(data.get("held", ()), dtype=np.int64)
-    controller.running = Groups.of(group_from_json(g) for g in data["running"])
+    controller.running = Groups.of(messages.group_from_json(g) for g in data["running"])
     controller.plan = Plan(
         controller.running,
         reasons={int(job): str(reason) for job, reason in data["reasons"].items()},

@@ -31,22 +31,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from plait.control import messages
 from plait.control.controller import Controller
 from plait.control.drive import drive
-from plait.control.messages import (
-    Command,
-    Event,
-    GoodputReported,
-    JobFailed,
-    JobHeld,
-    JobKept,
-    JobProfiled,
-    Launch,
-    LaunchFailed,
-    ProgressReported,
-    ReplanDue,
-    StopCostReported,
-)
 from plait.core.arrays import BoolArray, FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
@@ -93,9 +80,9 @@ class MeasuredCosts:
         self.costs: dict[int, JobSeconds] = {}
         self.policies: list[tuple[float, Policy]] = []
         self.policy_texts: list[tuple[float, str]] = []
-        self.profiles: list[JobProfiled] = []
-        self.estimates: list[GoodputReported] = []
-        self.stop_costs: list[StopCostReported | JobKept | JobHeld] = []
+        self.profiles: list[messages.JobProfiled] = []
+        self.estimates: list[messages.GoodputReported] = []
+        self.stop_costs: list[messages.StopCostReported | messages.JobKept | messages.JobHeld] = []
         self.reports: dict[int, list[Report]] = {}  # of each job that adapts its batch
         self.silent_s: dict[int, float] = {}  # seconds that it held its GPUs until the first report
         self.first_decision_s = math.nan
@@ -129,18 +116,18 @@ class MeasuredCosts:
                     costs.tail_s = max(0.0, held_s - last_s)
                 elif note.outcome == "preempted" and math.isfinite(attempt.stop_s):
                     costs.stops_s.append(max(0.0, note.at_s - attempt.stop_s))
-        elif isinstance(event, ReplanDue) and math.isnan(self.first_decision_s):
+        elif isinstance(event, messages.ReplanDue) and math.isnan(self.first_decision_s):
             self.first_decision_s = event.at_s
-        elif isinstance(event, JobProfiled):
+        elif isinstance(event, messages.JobProfiled):
             self.profiles.append(event)
-        elif isinstance(event, GoodputReported):
+        elif isinstance(event, messages.GoodputReported):
             self.estimates.append(event)
             self._report(state, event)
-        elif isinstance(event, (StopCostReported, JobKept, JobHeld)):
+        elif isinstance(event, (messages.StopCostReported, messages.JobKept, messages.JobHeld)):
             self.stop_costs.append(event)
-        elif isinstance(event, (JobFailed, LaunchFailed)):
+        elif isinstance(event, (messages.JobFailed, messages.LaunchFailed)):
             self.failures += len(event.jobs)
-        elif isinstance(event, ProgressReported):
+        elif isinstance(event, messages.ProgressReported):
             # The start of a job with less detailed reports: time held at its first report, less its iterations.
             for job, done, held, pace in zip(
                 event.jobs.tolist(), event.iterations_done.tolist(), event.run_s.tolist(), event.iteration_s.tolist(),
@@ -157,7 +144,7 @@ class MeasuredCosts:
         if not self.policy_texts or self.policy_texts[-1][1] != state.policy_text:
             self.policy_texts.append((state.now_s, state.policy_text))
 
-    def _report(self, state: State, event: GoodputReported) -> None:
+    def _report(self, state: State, event: messages.GoodputReported) -> None:
         assert state.controller is not None
         columns = state.controller.job_store.columns
         done = columns["iterations_done"]
@@ -254,7 +241,9 @@ def stages_known(stage_s: Any) -> bool:
 
 
 #: Reports of jobs about themselves.
-ExternalEvent: TypeAlias = JobProfiled | GoodputReported | StopCostReported | JobKept | JobHeld
+ExternalEvent: TypeAlias = (
+    messages.JobProfiled | messages.GoodputReported | messages.StopCostReported | messages.JobKept | messages.JobHeld
+)
 
 News = tuple[float, Policy | ExternalEvent]
 
@@ -286,7 +275,7 @@ class LiveReplay(Simulator):
         awake: BoolArray = (self.is_running[jobs] == 1) & (self.since_ms[jobs] <= self.now)
         return awake
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[messages.Event]:
         """Everything that happens until the last job has ended."""
         assert self.controller is not None
         while self.ended < len(self.truth):
@@ -319,21 +308,30 @@ class LiveReplay(Simulator):
             self.wake_ms = self.decide_ms if wanted else math.inf
         return False
 
-    def _external_events(self, now_ms: float) -> Iterator[Event]:
+    def _external_events(self, now_ms: float) -> Iterator[messages.Event]:
         assert self.controller is not None
         while self.news and to_ms(self.news[0][0]) <= now_ms:
             what = self.news.pop(0)[1]
-            if isinstance(what, (JobProfiled, GoodputReported, StopCostReported, JobKept, JobHeld)):
+            if isinstance(
+                what,
+                (
+                    messages.JobProfiled,
+                    messages.GoodputReported,
+                    messages.StopCostReported,
+                    messages.JobKept,
+                    messages.JobHeld,
+                ),
+            ):
                 known = np.flatnonzero(what.jobs < self.controller.job_store.count)
                 if len(known):
                     yield _rows(what, known, what.jobs[known], now_ms / 1000)
             else:
                 self.controller.policy, self.controller.changed = what, True
 
-    def execute(self, command: Command) -> None:
+    def execute(self, command: messages.Command) -> None:
         """Carry out a command; launched jobs do not take part in gates yet."""
         super().execute(command)
-        if isinstance(command, Launch):
+        if isinstance(command, messages.Launch):
             self.starting.update(command.groups.jobs.tolist())
             self._join(self.now)
 

@@ -16,21 +16,10 @@ from plait.core.version import __version__
 from plait.live.notes import note
 from plait.report.charts import GroupedBar, grouped_bars_svg, highest_of
 from plait_papers.evaluation import Outcome, publish
-from plait_papers.muri import noise, resources, testbed
+from plait_papers.muri import compare, noise, resources, testbed
 from plait_papers.muri.artifact.interleaved import MATCHINGS
 from plait_papers.muri.artifact.themis import SHARES
 from plait_papers.muri.artifact.trace import PERCENTILE_RULE
-from plait_papers.muri.compare import (
-    Comparison,
-    Folder,
-    ThemisRow,
-    cases_of,
-    figures,
-    missing,
-    rows_of,
-    themis_cases,
-    themis_rows,
-)
 from plait_papers.muri.figures import FIGURES, LABELS, METRICS, NOISE_TRACE, Figure, chosen
 from plait_papers.muri.noise import SEEDS, NoiseRow
 from plait_papers.muri.published import MARKS
@@ -69,7 +58,7 @@ def _sections(outcome: MuriOutcome) -> Iterator[PaperSection]:
     yield from sections(outcome)
 
 
-def _figure(figure: Figure, rows: Sequence[Comparison]) -> PaperSection:
+def _figure(figure: Figure, rows: Sequence[compare.Comparison]) -> PaperSection:
     own = any(row.own_ratio is not None for row in rows)
     lead = (
         "Each bar over the figure's Muri, which is 1. Left: the settings behind the published bars; the line across a "
@@ -106,7 +95,7 @@ def _figure(figure: Figure, rows: Sequence[Comparison]) -> PaperSection:
     return section
 
 
-def _charts(figure: Figure, metric: str, rows: Sequence[Comparison], own: bool) -> list[Markup]:
+def _charts(figure: Figure, metric: str, rows: Sequence[compare.Comparison], own: bool) -> list[Markup]:
     """One metric in each world, on one scale and in one set of colours."""
     chosen = [row for row in rows if row.metric == metric]
     worlds = {
@@ -122,7 +111,7 @@ def _charts(figure: Figure, metric: str, rows: Sequence[Comparison], own: bool) 
     ]
 
 
-def _published(row: Comparison) -> tuple[float, float]:
+def _published(row: compare.Comparison) -> tuple[float, float]:
     """Low and high of the paper's ratio; Muri's own bar is 1 by definition, so nothing is marked there."""
     return known(row.paper_low), known(row.paper_high)
 
@@ -155,12 +144,12 @@ class _Asked:
             raise InputError(f"--jobs must be at least 1, got {request.jobs}")
         keys = chosen(request.figure)
         self.request = request
-        self.folder = Folder(request.data, request.jobs, request.matching, request.own)
-        self.figures = figures(keys)
+        self.folder = compare.Folder(request.data, request.jobs, request.matching, request.own)
+        self.figures = compare.figures(keys)
         self.notes = [
             f"figure {figure.key} is without {', '.join(names)}: not in {request.data}"
             for figure in self.figures
-            if (names := missing(figure, self.folder))
+            if (names := compare.missing(figure, self.folder))
         ]
         self.notes += [
             f"{trace}.csv is left out of plait's own world: {why}"
@@ -169,20 +158,20 @@ class _Asked:
         ]
         self.noise = "14" in keys and self._there("figure 14", not self.folder.has(NOISE_TRACE), [f"{NOISE_TRACE}.csv"])
         # The testbed's trace is short and its logs are whole, so it is always run whole.
-        self.bed = Folder(request.data, None, request.matching, request.own)
+        self.bed = compare.Folder(request.data, None, request.matching, request.own)
         names = testbed.missing(self.bed, logs=False)
         self.tables = "tables" in keys and self._there("tables 4 and 5", bool(names), names)
         self.over_time = "8" in keys and self._there("figure 8", bool(names), names)
         self.models = "table1" in keys
-        cells = themis_cases(self.bed) if request.jobs is None else {}
+        cells = compare.themis_cases(self.bed) if request.jobs is None else {}
         self.themis = "themis" in keys and self._there("Themis", not cells, ["whole traces of figure 10"])
         names = testbed.missing(self.bed, logs=True)
         self.testbed = "testbed" in keys and self._there("the comparison with the testbed", bool(names), names)
-        wanted = [case for figure in self.figures for case in cases_of(figure, self.folder)]
+        wanted = [case for figure in self.figures for case in compare.cases_of(figure, self.folder)]
         wanted += noise.cases(self.folder) if self.noise else []
         wanted += testbed.cases(self.bed).values() if self.tables or self.testbed else []
         wanted += resources.cases(self.bed) if self.over_time else []
-        wanted += themis_cases(self.bed).values() if self.themis else []
+        wanted += compare.themis_cases(self.bed).values() if self.themis else []
         self.cases = wanted
         if not wanted and keys != ("table1",):
             raise InputError(
@@ -202,13 +191,13 @@ class _Asked:
             done.values(),
             {**facts, "jobs": self.request.jobs},
             self.notes,
-            bars=[row for figure in self.figures for row in rows_of(figure, self.folder, done)],
+            bars=[row for figure in self.figures for row in compare.rows_of(figure, self.folder, done)],
             noise=noise.rows_of(self.folder, done) if self.noise else [],
             tables=testbed.table_rows(self.bed, done) if self.tables else [],
             testbed=testbed.error_rows(self.bed, done) if self.testbed else [],
             over_time=resources.over_time(self.bed, done) if self.over_time else [],
             models=resources.models() if self.models else [],
-            themis=themis_rows(self.bed, done) if self.themis else [],
+            themis=compare.themis_rows(self.bed, done) if self.themis else [],
         )
 
 
@@ -222,13 +211,13 @@ TABLE_METRICS = {**METRICS, "queue_length": "mean queue (figure 8)"}
 class MuriOutcome(Outcome):
     """Rows by kind."""
 
-    bars: Sequence[Comparison] = ()
+    bars: Sequence[compare.Comparison] = ()
     noise: Sequence[NoiseRow] = ()
     tables: Sequence[TableRow] = ()
     testbed: Sequence[ErrorRow] = ()
     over_time: Sequence[OverTimeRow] = ()
     models: Sequence[ModelRow] = ()
-    themis: Sequence[ThemisRow] = ()
+    themis: Sequence[compare.ThemisRow] = ()
 
 
 def tables(outcome: MuriOutcome, fits: Callable[[Table], bool] = lambda table: True) -> Iterator[Table]:
@@ -274,7 +263,7 @@ def off(ratio: float | None) -> str:
     return f"{percent:+.2f} %" if percent else "0.00 %"
 
 
-def _figure_table(title: str, rows: Sequence[Comparison], note: str, fits: Callable[[Table], bool]) -> Table:
+def _figure_table(title: str, rows: Sequence[compare.Comparison], note: str, fits: Callable[[Table], bool]) -> Table:
     left_out = set() if any(row.own_ratio is not None for row in rows) else {OWN}
     for name in ("", *LEAST_NEEDED):
         left_out.add(name)
@@ -299,7 +288,7 @@ def _figure_table(title: str, rows: Sequence[Comparison], note: str, fits: Calla
 
 OWN = "plait's world,\nover Muri"
 #: Columns of a figure's table, and their text, given the row's largest value.
-COLUMNS: dict[str, Callable[[Comparison, float], str]] = {
+COLUMNS: dict[str, Callable[[compare.Comparison, float], str]] = {
     "ours": lambda row, largest: seconds(row.ours_s, largest),
     "authors'": lambda row, largest: "" if row.published_s is None else seconds(row.published_s, largest),
     "off by": lambda row, largest: off(row.ours_to_published),
@@ -391,7 +380,7 @@ def _errors(rows: Sequence[ErrorRow]) -> PaperSection:
     )  # fmt: skip
 
 
-def _themis(rows: Sequence[ThemisRow]) -> PaperSection:
+def _themis(rows: Sequence[compare.ThemisRow]) -> PaperSection:
     return PaperSection.of(
         "themis", "Themis: each published cell of figure 10, by how its free shares are settled",
         "The released code minimises the largest rho, which one job often decides alone; the shares of others are then "

@@ -8,20 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plait.cli.connection import HomeOption, JsonFlag, client, print_json
-from plait.cli.experiments.options import (
-    OFFERED_LOAD,
-    UNREADABLE,
-    AssignModels,
-    Columns,
-    Nodes,
-    OpportunisticShare,
-    Tenants,
-    TimeZone,
-    TraceFormat,
-    Unreadable,
-    Work,
-    reading,
-)
+from plait.cli.experiments import options as shared
 from plait.core.errors import InputError
 from plait.core.words import counted
 
@@ -44,11 +31,11 @@ Throughputs = Annotated[Path | None, typer.Option(help="Throughput table (JSON),
 def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A trace in any known format (.gz too).")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="Canonical trace: .csv, .csv.gz or .parquet.")],
-    trace_format: TraceFormat = "auto",
-    unreadable: Unreadable = UNREADABLE,
-    columns: Columns = None,
-    time_zone: TimeZone = None,
-    work: Work = None,
+    trace_format: shared.TraceFormat = "auto",
+    unreadable: shared.Unreadable = shared.UNREADABLE,
+    columns: shared.Columns = None,
+    time_zone: shared.TimeZone = None,
+    work: shared.Work = None,
     split: Annotated[
         str | None,
         typer.Option(help="Only for format muri: data time counts as `storage`, as `cpu`, or `by_model`."),
@@ -57,12 +44,12 @@ def convert(
         str | None,
         typer.Option(help="Only for format philly: `sum` the attempts of a job, keep the `last`, or `split` them."),
     ] = None,
-    nodes: Nodes = None,
+    nodes: shared.Nodes = None,
     throughputs: Throughputs = None,
-    models: AssignModels = None,
+    models: shared.AssignModels = None,
     deadlines: DeadlinesOption = None,
-    opportunistic_share: OpportunisticShare = None,
-    tenants: Tenants = None,
+    opportunistic_share: shared.OpportunisticShare = None,
+    tenants: shared.Tenants = None,
     seed: Annotated[int, typer.Option(help="Random seed of models, deadlines, classes and projects.")] = 0,
     strict: StrictOption = False,
 ) -> None:
@@ -73,7 +60,7 @@ def convert(
     given: dict[str, Any] = {"work": work, "split": split, "attempts": attempts, "nodes": nodes}
     given |= {"throughputs": throughputs}
     options = {name: value for name, value in given.items() if value is not None}
-    options |= reading(unreadable, columns, time_zone)
+    options |= shared.reading(unreadable, columns, time_zone)
     table = read_trace(source, trace_format, strict=strict, **options)
     if models is not None:
         from plait.traces.assign import assign_models
@@ -92,7 +79,7 @@ def generate(
     ] = "philly",
     jobs: Annotated[int, typer.Option(help="Number of jobs.")] = 1000,
     gpus: Annotated[int, typer.Option(help="GPUs of the cluster to which the load refers.")] = 64,
-    load: Annotated[float | None, typer.Option(help=f"{OFFERED_LOAD}. [default: the preset's own]")] = None,
+    load: Annotated[float | None, typer.Option(help=f"{shared.OFFERED_LOAD}. [default: the preset's own]")] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same trace.")] = 0,
     max_duration: Annotated[
         float | None, typer.Option(help="Draw durations above this many seconds again. [default: no limit]")
@@ -100,10 +87,10 @@ def generate(
     recurring: Annotated[
         Path | None, typer.Option("--recurring", help="Work of the habits in this file of `plait trace profile`.")
     ] = None,
-    models: AssignModels = None,
+    models: shared.AssignModels = None,
     deadlines: DeadlinesOption = None,
-    opportunistic_share: OpportunisticShare = None,
-    tenants: Tenants = None,
+    opportunistic_share: shared.OpportunisticShare = None,
+    tenants: shared.Tenants = None,
 ) -> None:
     """Generate a synthetic trace."""
     from plait.traces.canonical import write_canonical
@@ -122,10 +109,10 @@ def generate(
 def profile(
     file: Annotated[Path, typer.Argument(help="A trace in any known format, with users and scripts.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="JSON file, for `plait trace generate --recurring`.")],
-    trace_format: TraceFormat = "auto",
-    unreadable: Unreadable = UNREADABLE,
-    columns: Columns = None,
-    time_zone: TimeZone = None,
+    trace_format: shared.TraceFormat = "auto",
+    unreadable: shared.Unreadable = shared.UNREADABLE,
+    columns: shared.Columns = None,
+    time_zone: shared.TimeZone = None,
 ) -> None:
     """Fit the habits of users in a trace, to generate such work."""
     from dataclasses import asdict
@@ -135,7 +122,7 @@ def profile(
     from plait.traces.formats.registry import read_trace
     from plait.traces.synthetic import fit_recurring
 
-    found = fit_recurring(read_trace(file, trace_format, **reading(unreadable, columns, time_zone)))
+    found = fit_recurring(read_trace(file, trace_format, **shared.reading(unreadable, columns, time_zone)))
     replace_file(target, dumps(asdict(found), indent=1) + "\n")
     for name, value in asdict(found).items():
         typer.echo(f"{name:<16} {value:.4g}" if isinstance(value, float) else f"{name:<16} {value}")
@@ -144,10 +131,10 @@ def profile(
 @app.command()
 def show(
     file: Annotated[Path, typer.Argument(help="A trace in any known format.")],
-    trace_format: TraceFormat = "auto",
-    unreadable: Unreadable = UNREADABLE,
-    columns: Columns = None,
-    time_zone: TimeZone = None,
+    trace_format: shared.TraceFormat = "auto",
+    unreadable: shared.Unreadable = shared.UNREADABLE,
+    columns: shared.Columns = None,
+    time_zone: shared.TimeZone = None,
     cluster_gpus: Annotated[int | None, typer.Option(help="Show the load on a cluster of this many GPUs.")] = None,
     strict: StrictOption = False,
 ) -> None:
@@ -161,7 +148,7 @@ def show(
     from plait.traces.formats.registry import read_trace
     from plait.traces.table import summary
 
-    table = read_trace(file, trace_format, strict=strict, **reading(unreadable, columns, time_zone))
+    table = read_trace(file, trace_format, strict=strict, **shared.reading(unreadable, columns, time_zone))
     grid = Table(title=str(file), title_justify="left", show_header=False)
     for name, value in summary(table, cluster_gpus):
         grid.add_row(name, value)

@@ -22,27 +22,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from plait.live.api.admin import (
-    BackupMade,
-    Me,
-    NewToken,
-    ProjectGone,
-    ProjectRow,
-    ProjectSettings,
-    RevokedToken,
-    TokenRow,
-)
-from plait.live.api.cluster import (
-    ClusterStatus,
-    Losses,
-    NetworkOfCluster,
-    NodeForgottenAnswer,
-    NodeRow,
-    PolicyAnswer,
-    Queue,
-    ReservationGone,
-    ReservationRow,
-)
+from plait.live.api import admin, cluster
 from plait.live.api.costs import Costs, UsageOfJob
 from plait.live.api.explain import ComparedQueues, Explanation, SubmissionOutlook
 from plait.live.api.jobs import (
@@ -278,80 +258,80 @@ class Client(Caller):
 
     # -- the cluster --------------------------------------------------------------------------------------
 
-    def status(self) -> ClusterStatus:
+    def status(self) -> cluster.ClusterStatus:
         """The service in a few figures."""
-        return self._get(ClusterStatus, "/v1/status")
+        return self._get(cluster.ClusterStatus, "/v1/status")
 
     def state(self) -> Json:
         """Everything a forward simulation needs, as `plait.outlook.queue` reads it."""
         return self._get(dict[str, Any], "/v1/state")
 
-    def network(self) -> NetworkOfCluster:
+    def network(self) -> cluster.NetworkOfCluster:
         """The network: switches, who serves them, and what jobs have of them."""
-        return self._get(NetworkOfCluster, "/v1/network")
+        return self._get(cluster.NetworkOfCluster, "/v1/network")
 
-    def queue(self, limit: int = 100, offset: int = 0) -> Queue:
+    def queue(self, limit: int = 100, offset: int = 0) -> cluster.Queue:
         """Jobs that run or wait in the order of the last decision, with the numbers behind it."""
-        return self._get(Queue, "/v1/queue", limit=limit, offset=offset)
+        return self._get(cluster.Queue, "/v1/queue", limit=limit, offset=offset)
 
-    def nodes(self) -> list[NodeRow]:
+    def nodes(self) -> list[cluster.NodeRow]:
         """The nodes and what they are doing."""
-        return self._get(list[NodeRow], "/v1/nodes")
+        return self._get(list[cluster.NodeRow], "/v1/nodes")
 
-    def drain(self, node: str, *, may_lose_work: bool = False) -> NodeRow:
+    def drain(self, node: str, *, may_lose_work: bool = False) -> cluster.NodeRow:
         """Give a node no new work, and stop what runs there, after a checkpoint where there can be one.
 
         `Refused` if a job there would lose work and not `may_lose_work`.
         """
         body = {"may_lose_work": True} if may_lose_work else None
-        return self._request(NodeRow, "POST", f"/v1/nodes/{segment(node)}/drain", body=body, again=True)
+        return self._request(cluster.NodeRow, "POST", f"/v1/nodes/{segment(node)}/drain", body=body, again=True)
 
-    def losses(self, jobs: Sequence[str] = (), nodes: Sequence[str] = ()) -> Losses:
+    def losses(self, jobs: Sequence[str] = (), nodes: Sequence[str] = ()) -> cluster.Losses:
         """Work that running jobs would lose if they were stopped now; all jobs if none is named."""
-        return self._get(Losses, "/v1/losses", job=list(jobs), node=list(nodes))
+        return self._get(cluster.Losses, "/v1/losses", job=list(jobs), node=list(nodes))
 
-    def resume(self, node: str) -> NodeRow:
+    def resume(self, node: str) -> cluster.NodeRow:
         """Let a drained node work again."""
-        return self._request(NodeRow, "POST", f"/v1/nodes/{segment(node)}/resume", again=True)
+        return self._request(cluster.NodeRow, "POST", f"/v1/nodes/{segment(node)}/resume", again=True)
 
-    def node_gone(self, node: str, why: str = "", *, certain: bool = True) -> NodeRow:
+    def node_gone(self, node: str, why: str = "", *, certain: bool = True) -> cluster.NodeRow:
         """Report a node as dead, on the word of its backend: once it is silent, no job waits for it.
 
         Not `certain`: it may only be out of reach, so that its lease is waited for.
         """
         body = {"why": why, "certain": certain}
-        return self._request(NodeRow, "POST", f"/v1/nodes/{segment(node)}/gone", body=body, again=True)
+        return self._request(cluster.NodeRow, "POST", f"/v1/nodes/{segment(node)}/gone", body=body, again=True)
 
-    def forget_node(self, node: str) -> NodeForgottenAnswer:
+    def forget_node(self, node: str) -> cluster.NodeForgottenAnswer:
         """Take a node that has gone out of the lists; `Refused` while something may run there."""
-        return self._request(NodeForgottenAnswer, "DELETE", f"/v1/nodes/{segment(node)}")
+        return self._request(cluster.NodeForgottenAnswer, "DELETE", f"/v1/nodes/{segment(node)}")
 
-    def reservations(self) -> list[ReservationRow]:
+    def reservations(self) -> list[cluster.ReservationRow]:
         """Reservations of nodes that have not ended, the first to begin first."""
-        return self._get(list[ReservationRow], "/v1/reservations")
+        return self._get(list[cluster.ReservationRow], "/v1/reservations")
 
     def reserve(
         self, nodes: Sequence[str], project: str, *, for_s: float, in_s: float = 0.0, key: str | None = None
-    ) -> ReservationRow:
+    ) -> cluster.ReservationRow:
         """Keep nodes for jobs of `project` alone for `for_s` seconds, in `in_s` seconds from now.
 
         Raises `Refused` for unknown nodes and projects, and where one of the nodes is reserved at that time.
         """
         body: Json = {"nodes": list(nodes), "project": project, "for_s": for_s, "in_s": in_s}
-        return self._change(ReservationRow, "POST", "/v1/reservations", body, key)
+        return self._change(cluster.ReservationRow, "POST", "/v1/reservations", body, key)
 
-    def cancel_reservation(self, reservation: str) -> ReservationGone:
+    def cancel_reservation(self, reservation: str) -> cluster.ReservationGone:
         """Let jobs of all projects use reserved nodes again."""
-        return self._request(ReservationGone, "DELETE", f"/v1/reservations/{segment(reservation)}")
+        return self._request(cluster.ReservationGone, "DELETE", f"/v1/reservations/{segment(reservation)}")
 
-    def policy(self) -> PolicyAnswer:
+    def policy(self) -> cluster.PolicyAnswer:
         """The policy that decides."""
-        return self._get(PolicyAnswer, "/v1/policy")
+        return self._get(cluster.PolicyAnswer, "/v1/policy")
 
-    def set_policy(self, policy: str, *, may_lose_work: bool = False) -> PolicyAnswer:
+    def set_policy(self, policy: str, *, may_lose_work: bool = False) -> cluster.PolicyAnswer:
         """Let another policy decide from now on; with `may_lose_work` it may stop jobs without a checkpoint."""
         body = {"policy": policy} | ({"may_lose_work": True} if may_lose_work else {})
-        return self._request(PolicyAnswer, "PUT", "/v1/policy", body=body, again=True)
+        return self._request(cluster.PolicyAnswer, "PUT", "/v1/policy", body=body, again=True)
 
     def events(self, after: int = 0, limit: int = 1000) -> list[Json]:
         """The event log after this number: [{seq, at_s, event, commands}]."""
@@ -363,50 +343,50 @@ class Client(Caller):
             yield from page
             after = int(page[-1]["seq"])
 
-    def backup(self, path: str) -> BackupMade:
+    def backup(self, path: str) -> admin.BackupMade:
         """Write a consistent copy of the store on the machine of the service."""
-        return self._request(BackupMade, "POST", "/v1/backup", body={"path": path})
+        return self._request(admin.BackupMade, "POST", "/v1/backup", body={"path": path})
 
     # -- people -------------------------------------------------------------------------------------------
 
-    def me(self) -> Me:
+    def me(self) -> admin.Me:
         """Whose token is used."""
-        return self._get(Me, "/v1/me")
+        return self._get(admin.Me, "/v1/me")
 
     def web_link(self) -> str:
         """A link that logs a browser in, once, within two minutes; `Refused` where the service has no pages."""
         return self.url + self._request(dict[str, str], "POST", "/web/codes")["path"]
 
-    def tokens(self) -> list[TokenRow]:
+    def tokens(self) -> list[admin.TokenRow]:
         """The tokens, without their secrets."""
-        return self._get(list[TokenRow], "/v1/tokens")
+        return self._get(list[admin.TokenRow], "/v1/tokens")
 
     def create_token(
         self, user: str, role: str, project: str | None = None, *, expires_in_s: float | None = None,
         node: str | None = None,
-    ) -> NewToken:  # fmt: skip
+    ) -> admin.NewToken:  # fmt: skip
         """A new token; its secret is shown only in this answer. Tokens of agents (role agent) name their node."""
         given = {"project": project, "expires_in_s": expires_in_s, "node": node}
         body = {"user": user, "role": role} | {name: value for name, value in given.items() if value}
-        return self._request(NewToken, "POST", "/v1/tokens", body=body)
+        return self._request(admin.NewToken, "POST", "/v1/tokens", body=body)
 
-    def revoke_token(self, token: str) -> RevokedToken:
+    def revoke_token(self, token: str) -> admin.RevokedToken:
         """A token that counts no more."""
-        return self._request(RevokedToken, "DELETE", f"/v1/tokens/{segment(token)}", again=True)
+        return self._request(admin.RevokedToken, "DELETE", f"/v1/tokens/{segment(token)}", again=True)
 
-    def projects(self) -> list[ProjectRow]:
+    def projects(self) -> list[admin.ProjectRow]:
         """The projects with their quotas and shares."""
-        return self._get(list[ProjectRow], "/v1/projects")
+        return self._get(list[admin.ProjectRow], "/v1/projects")
 
-    def set_project(self, name: str, **given: float | None) -> ProjectSettings:
+    def set_project(self, name: str, **given: float | None) -> admin.ProjectSettings:
         """Make a project, or change what is given of one: quota_gpus, weight, default_time_s, most_time_s,
         most_idle_s.
 
         None lifts a quota or time limit; times are in seconds.
         """
         body = {"name": name, **given}
-        return self._request(ProjectSettings, "POST", "/v1/projects", body=body)
+        return self._request(admin.ProjectSettings, "POST", "/v1/projects", body=body)
 
-    def delete_project(self, name: str) -> ProjectGone:
+    def delete_project(self, name: str) -> admin.ProjectGone:
         """Remove a project."""
-        return self._request(ProjectGone, "DELETE", f"/v1/projects/{segment(name)}", again=True)
+        return self._request(admin.ProjectGone, "DELETE", f"/v1/projects/{segment(name)}", again=True)
