@@ -39,3 +39,9 @@ def world(tmp_path: Path) -> Iterator[World]:
     world = World(tmp_path / "home")
     yield world
     world.close()
+
+
+@pytest.fixture
+def started(world: World) -> World:
+    """A world whose agent runs."""
+    return world.start()

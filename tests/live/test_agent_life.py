@@ -46,41 +46,38 @@ def has_lease(world: World, lease_s: float) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_jobs_outlive_their_agent_and_are_reattached(world: World, number: int) -> None:
-    world.start()
-    world.service.want(world.python(1, job_that_waits(world, 1)), world.python(2, PATIENT, gpus=[1]))
-    before = world.said(1, "ready"), world.runner(1)
-    world.said(2, "ready")
-    world.end_agent(number)
-    world.service.told.clear()
-    world.start()
-    assert world.service.wait(1, "running").held_s > 0.0
-    assert world.runner(1) == before[1]
-    (world.layout.home / "go").touch()
-    assert world.service.wait(1, "ended").exit_code == 0
-    assert world.log(1) == "ready 1\nend\n"  # it ran once
-    world.service.want(drop=((2, 1, 0),))  # and what was reattached can be stopped
-    assert world.service.wait(2, "ended").exit_code == -15
+def test_jobs_outlive_their_agent_and_are_reattached(started: World, number: int) -> None:
+    started.service.want(started.python(1, job_that_waits(started, 1)), started.python(2, PATIENT, gpus=[1]))
+    before = started.said(1, "ready"), started.runner(1)
+    started.said(2, "ready")
+    started.end_agent(number)
+    started.service.told.clear()
+    started.start()
+    assert started.service.wait(1, "running").held_s > 0.0
+    assert started.runner(1) == before[1]
+    (started.layout.home / "go").touch()
+    assert started.service.wait(1, "ended").exit_code == 0
+    assert started.log(1) == "ready 1\nend\n"  # it ran once
+    started.service.want(drop=((2, 1, 0),))  # and what was reattached can be stopped
+    assert started.service.wait(2, "ended").exit_code == -15
 
 
-def test_jobs_that_end_while_there_is_no_agent_are_told_by_the_next(world: World) -> None:
-    world.start()
-    world.starts(world.python(1, job_that_waits(world, 1)))
-    world.end_agent(signal.SIGKILL)
-    (world.layout.home / "go").touch()
-    until(lambda: (world.folder(1) / "exit.json").exists(), "the end of the job")
-    world.start()
-    seen = world.service.wait(1, "ended")
+def test_jobs_that_end_while_there_is_no_agent_are_told_by_the_next(started: World) -> None:
+    started.starts(started.python(1, job_that_waits(started, 1)))
+    started.end_agent(signal.SIGKILL)
+    (started.layout.home / "go").touch()
+    until(lambda: (started.folder(1) / "exit.json").exists(), "the end of the job")
+    started.start()
+    seen = started.service.wait(1, "ended")
     assert (seen.exit_code, seen.reason) == (0, None)
 
 
-def test_runners_killed_while_there_is_no_agent_are_told_by_the_next(world: World) -> None:
-    world.start()
-    world.starts(world.python(1, PATIENT))
-    world.end_agent(signal.SIGKILL)
-    os.kill(world.runner(1), signal.SIGKILL)
-    world.start()
-    assert world.service.wait(1, "ended").exit_code == -9
+def test_runners_killed_while_there_is_no_agent_are_told_by_the_next(started: World) -> None:
+    started.starts(started.python(1, PATIENT))
+    started.end_agent(signal.SIGKILL)
+    os.kill(started.runner(1), signal.SIGKILL)
+    started.start()
+    assert started.service.wait(1, "ended").exit_code == -9
 
 
 def test_an_end_is_told_until_it_is_noted_also_by_the_next_agent(world: World) -> None:
@@ -101,19 +98,18 @@ def test_an_end_is_told_until_it_is_noted_also_by_the_next_agent(world: World) -
     until(lambda: not world.service.told[-1].attempts, "the end to be forgotten")
 
 
-def test_a_lost_journal_starts_nothing_twice(world: World) -> None:
-    world.start()
-    world.starts(world.python(1, job_that_waits(world, 1)))
-    runner = world.runner(1)
-    world.end_agent(signal.SIGKILL)
-    (world.layout.node("n0") / "journal.jsonl").unlink()
-    world.service.told.clear()
-    world.start()
-    world.service.wait(1, "running")
-    assert world.runner(1) == runner
-    (world.layout.home / "go").touch()
-    assert world.service.wait(1, "ended").exit_code == 0
-    assert world.log(1) == "ready 1\nend\n"
+def test_a_lost_journal_starts_nothing_twice(started: World) -> None:
+    started.starts(started.python(1, job_that_waits(started, 1)))
+    runner = started.runner(1)
+    started.end_agent(signal.SIGKILL)
+    (started.layout.node("n0") / "journal.jsonl").unlink()
+    started.service.told.clear()
+    started.start()
+    started.service.wait(1, "running")
+    assert started.runner(1) == runner
+    (started.layout.home / "go").touch()
+    assert started.service.wait(1, "ended").exit_code == 0
+    assert started.log(1) == "ready 1\nend\n"
 
 
 def test_an_announced_start_that_never_happened_happens_once(world: World) -> None:
@@ -147,27 +143,25 @@ def test_a_process_of_the_same_pid_is_not_mistaken_for_the_job(world: World) -> 
         stranger.wait()
 
 
-def test_a_node_has_one_agent(world: World) -> None:
-    world.start()
-    until(lambda: world.service.told, "the first word")
+def test_a_node_has_one_agent(started: World) -> None:
+    until(lambda: started.service.told, "the first word")
     other = subprocess.run(
-        [sys.executable, "-m", "plait.live.agent", "--home", str(world.layout.home)], capture_output=True, text=True
+        [sys.executable, "-m", "plait.live.agent", "--home", str(started.layout.home)], capture_output=True, text=True
     )
     assert other.returncode == 3
     assert "already has an agent" in other.stderr
 
 
-def test_told_twice_late_or_out_of_order_changes_nothing(world: World) -> None:
-    world.start()
-    service = world.service
-    run = world.python(1, PATIENT)
+def test_told_twice_late_or_out_of_order_changes_nothing(started: World) -> None:
+    service = started.service
+    run = started.python(1, PATIENT)
     service.want(run)
-    world.said(1, "ready")
-    runner, version = world.runner(1), service.version
+    started.said(1, "ready")
+    runner, version = started.runner(1), service.version
     old = [
         Assignment(1, 1),  # nothing should run: from before the job
         Assignment(1, version, attempts=[run]),
-        Assignment(1, version - 1, attempts=[world.python(2, PATIENT)]),
+        Assignment(1, version - 1, attempts=[started.python(2, PATIENT)]),
     ] * 5
     told = iter(old)
     service.override = lambda _: next(told, Assignment(1, version, attempts=[run]))
@@ -176,74 +170,70 @@ def test_told_twice_late_or_out_of_order_changes_nothing(world: World) -> None:
     count = len(service.told)
     until(lambda: len(service.told) > count + 1, "further words")
     assert service.wait(1, "running")
-    assert world.runner(1) == runner
+    assert started.runner(1) == runner
     assert service.seen(2) is None
 
 
-def test_a_replaced_leader_is_refused_also_by_the_next_agent(world: World) -> None:
-    world.start()
-    world.service.term = 5
-    world.starts(world.python(1, PATIENT))
+def test_a_replaced_leader_is_refused_also_by_the_next_agent(started: World) -> None:
+    started.service.term = 5
+    started.starts(started.python(1, PATIENT))
     for again in (False, True):
         if again:
-            world.end_agent(signal.SIGKILL)
-            world.start()
-        world.service.told.clear()
-        world.service.override = lambda told: Assignment(4, 1000)
-        until(lambda: len(world.service.told) >= 3, "several answers of the old leader")
-        assert world.service.told[-1].term == 5
-        assert [a.state for a in world.service.told[-1].attempts] == ["running"]
-        world.service.override = None
-        until(lambda: world.service.told[-1].reached == world.service.version, "the right leader again")
-    assert {"what": "refuse", "term": 4, "because": "term 5 was seen"} in world.journal()
+            started.end_agent(signal.SIGKILL)
+            started.start()
+        started.service.told.clear()
+        started.service.override = lambda told: Assignment(4, 1000)
+        until(lambda: len(started.service.told) >= 3, "several answers of the old leader")
+        assert started.service.told[-1].term == 5
+        assert [a.state for a in started.service.told[-1].attempts] == ["running"]
+        started.service.override = None
+        until(lambda: started.service.told[-1].reached == started.service.version, "the right leader again")
+    assert {"what": "refuse", "term": 4, "because": "term 5 was seen"} in started.journal()
 
 
-def test_an_attempt_that_was_replaced_is_refused(world: World) -> None:
-    world.start()
-    world.layout.epoch_file(1).parent.mkdir(parents=True)
-    world.layout.epoch_file(1).write_text("3\n")
-    world.service.want(world.python(1, PATIENT, epoch=2))
-    seen = world.service.wait(1, "ended", epoch=2)
+def test_an_attempt_that_was_replaced_is_refused(started: World) -> None:
+    started.layout.epoch_file(1).parent.mkdir(parents=True)
+    started.layout.epoch_file(1).write_text("3\n")
+    started.service.want(started.python(1, PATIENT, epoch=2))
+    seen = started.service.wait(1, "ended", epoch=2)
     assert (seen.exit_code, seen.reason) == (None, "refused: attempt 2 of job 1 was replaced by attempt 3")
-    world.service.want(world.python(2, "print(1)", epoch=4))
-    world.service.wait(2, "ended", epoch=4)
-    world.service.want(world.python(2, PATIENT, epoch=3))  # no EPOCH file, but a higher one was seen here
-    assert world.service.wait(2, "ended", epoch=3).exit_code is None
+    started.service.want(started.python(2, "print(1)", epoch=4))
+    started.service.wait(2, "ended", epoch=4)
+    started.service.want(started.python(2, PATIENT, epoch=3))  # no EPOCH file, but a higher one was seen here
+    assert started.service.wait(2, "ended", epoch=3).exit_code is None
 
 
-def test_a_gpu_is_given_on_when_nobody_of_another_group_holds_it(world: World) -> None:
-    world.start()
+def test_a_gpu_is_given_on_when_nobody_of_another_group_holds_it(started: World) -> None:
     slow = (
         "import os, signal, time, sys\n"
-        f"go = {str(world.layout.home / 'go')!r}\n"
+        f"go = {str(started.layout.home / 'go')!r}\n"
         "signal.signal(signal.SIGTERM, lambda *_: None)\nprint('ready')\n"
         "while not os.path.exists(go): time.sleep(0.01)\nsys.exit(75)\n"
     )
-    first, mate = world.python(1, slow, gpus=[0, 1], group=group("a", 1, 2)), group("a", 1, 2)
-    world.service.want(first, world.python(2, PATIENT, gpus=[1], group=mate))
-    world.said(1, "ready")
-    world.said(2, "ready")  # of the same group: at once
-    world.service.want(world.python(3, PATIENT, gpus=[0]), world.python(4, PATIENT, gpus=[2]), drop=((1, 1, 0),))
-    world.said(4, "ready")
-    assert world.service.wait(1, "stopping")
-    waiting = world.service.wait(3, "starting")
+    first, mate = started.python(1, slow, gpus=[0, 1], group=group("a", 1, 2)), group("a", 1, 2)
+    started.service.want(first, started.python(2, PATIENT, gpus=[1], group=mate))
+    started.said(1, "ready")
+    started.said(2, "ready")  # of the same group: at once
+    started.service.want(started.python(3, PATIENT, gpus=[0]), started.python(4, PATIENT, gpus=[2]), drop=((1, 1, 0),))
+    started.said(4, "ready")
+    assert started.service.wait(1, "stopping")
+    waiting = started.service.wait(3, "starting")
     assert waiting.reason == "waits until attempt 1 of job 1 has left its GPUs"
-    (world.layout.home / "go").touch()
-    assert world.service.wait(1, "ended").exit_code == 75
-    world.said(3, "ready")
+    (started.layout.home / "go").touch()
+    assert started.service.wait(1, "ended").exit_code == 75
+    started.said(3, "ready")
 
 
-def test_a_lost_service_stops_nothing_and_is_found_again_elsewhere(world: World) -> None:
-    world.start()
-    world.starts(world.python(1, job_that_waits(world, 1)))
-    old = world.service
+def test_a_lost_service_stops_nothing_and_is_found_again_elsewhere(started: World) -> None:
+    started.starts(started.python(1, job_that_waits(started, 1)))
+    old = started.service
     old.close()
-    (world.layout.home / "go").touch()
-    until(lambda: (world.folder(1) / "exit.json").exists(), "the job to end by itself")
-    world.service = type(old)()
-    world.service.runs, world.service.version = old.runs, old.version
-    world.publish()
-    assert world.service.wait(1, "ended").exit_code == 0
+    (started.layout.home / "go").touch()
+    until(lambda: (started.folder(1) / "exit.json").exists(), "the job to end by itself")
+    started.service = type(old)()
+    started.service.runs, started.service.version = old.runs, old.version
+    started.publish()
+    assert started.service.wait(1, "ended").exit_code == 0
 
 
 @pytest.mark.parametrize("script", [LEAVES, PATIENT], ids=["leaves at SIGTERM", "dies of SIGTERM"])
@@ -270,17 +260,16 @@ def test_a_node_on_loan_is_given_back_when_the_lease_is_over_and_its_jobs_have_s
     assert json.loads((world.folder(1) / "exit.json").read_text())["exit_code"] == 75
 
 
-def test_an_agent_stopped_for_less_than_its_lease_changes_nothing(world: World) -> None:
-    world.start()
-    world.starts(world.python(1, PATIENT))
-    has_lease(world, 2 * LEASE_S)
-    world.agent.send_signal(signal.SIGSTOP)
+def test_an_agent_stopped_for_less_than_its_lease_changes_nothing(started: World) -> None:
+    started.starts(started.python(1, PATIENT))
+    has_lease(started, 2 * LEASE_S)
+    started.agent.send_signal(signal.SIGSTOP)
     time.sleep(1.0)
-    asked = len(world.service.told)
-    world.agent.send_signal(signal.SIGCONT)
-    until(lambda: len(world.service.told) > asked + 3, "words after it was woken")
-    assert world.service.wait(1, "running")
-    assert not (world.folder(1) / "exit.json").exists()
+    asked = len(started.service.told)
+    started.agent.send_signal(signal.SIGCONT)
+    until(lambda: len(started.service.told) > asked + 3, "words after it was woken")
+    assert started.service.wait(1, "running")
+    assert not (started.folder(1) / "exit.json").exists()
 
 
 #: A shell's program, which the death of the shell alone does not end; and one that no signal but SIGKILL ends.
@@ -293,23 +282,22 @@ STUBBORN = (
 @pytest.mark.parametrize("code", [SHELL, STUBBORN], ids=["shell", "stubborn"])
 @pytest.mark.parametrize("fault", ["killed", "stopped", "all stopped"])
 def test_work_ends_with_the_lease_of_its_node_whatever_has_become_of_its_agent(
-    world: World, code: str, fault: str
+    started: World, code: str, fault: str
 ) -> None:
     """As the service may start the job elsewhere a moment later: no process of it lives on, of whatever depth."""
-    world.start()
     lease_s = 3 * LEASE_S  # the runner has a twentieth of it to kill and to write down, before it is killed itself
-    world.service.lease_s = lease_s
-    world.starts(world.python(1, code), "begun")
-    asked = [told for told in world.service.told if told.reached]
+    started.service.lease_s = lease_s
+    started.starts(started.python(1, code), "begun")
+    asked = [told for told in started.service.told if told.reached]
     assert asked
-    agent, runner, mark = world.agent, world.runner(1), launch.mark_of(world.layout, 1, 1, 0)
+    agent, runner, mark = started.agent, started.runner(1), launch.mark_of(started.layout, 1, 1, 0)
     assert agent is not None
     if fault == "all stopped":
         for pid in [runner, *procs.descendants(runner)]:
             os.kill(pid, signal.SIGSTOP)
     last_s = procs.boot_s()
     if fault == "killed":
-        world.end_agent(signal.SIGKILL)
+        started.end_agent(signal.SIGKILL)
     else:
         agent.send_signal(signal.SIGSTOP)
     working = [pid for pid in procs.marked(mark) if pid != runner]
@@ -321,41 +309,39 @@ def test_work_ends_with_the_lease_of_its_node_whatever_has_become_of_its_agent(
     until(lambda: not procs.marked(mark), "the end of all its processes")
     assert procs.boot_s() - last_s < lease_s + (2.0 if fault == "all stopped" else 1.0)
     if fault != "all stopped":
-        ended = json.loads((world.folder(1) / "exit.json").read_text())
+        ended = json.loads((started.folder(1) / "exit.json").read_text())
         assert (ended["exit_code"], ended["reason"]) == (75, LAPSED.replace(f"{LEASE_S:g}", f"{lease_s:g}"))
     if fault == "killed":
-        world.start()
+        started.start()
     else:
         agent.send_signal(signal.SIGCONT)
-    seen = world.service.wait(1, "ended")
+    seen = started.service.wait(1, "ended")
     assert (seen.exit_code, seen.reason) == (75, LAPSED.replace(f"{LEASE_S:g}", f"{lease_s:g}"))
 
 
 @pytest.mark.parametrize("who", ["runner", "agent and runner"])
-def test_what_a_shell_started_dies_with_the_runner(world: World, who: str) -> None:
-    world.start()
-    world.starts(world.python(1, SHELL), "begun")
-    mark = launch.mark_of(world.layout, 1, 1, 0)
+def test_what_a_shell_started_dies_with_the_runner(started: World, who: str) -> None:
+    started.starts(started.python(1, SHELL), "begun")
+    mark = launch.mark_of(started.layout, 1, 1, 0)
     if who != "runner":
-        world.end_agent(signal.SIGKILL)
-    os.kill(world.runner(1), signal.SIGKILL)
+        started.end_agent(signal.SIGKILL)
+    os.kill(started.runner(1), signal.SIGKILL)
     until(lambda: not procs.marked(mark), "the end of all its processes")
-    if world.agent is None:
-        world.start()
-    assert world.service.wait(1, "ended").exit_code == -9
+    if started.agent is None:
+        started.start()
+    assert started.service.wait(1, "ended").exit_code == -9
 
 
-def test_an_agent_without_its_journal_reattaches_to_what_runs_on_its_node(world: World) -> None:
-    world.start()
-    world.starts(world.python(1, PATIENT))
-    world.end_agent(signal.SIGKILL)
-    (world.layout.node("n0") / "journal.jsonl").unlink()
-    told = len(world.service.told)
-    world.start()
-    until(lambda: len(world.service.told) > told + 2, "words of the new agent")
-    assert [a.state for words in world.service.told[told:] for a in words.attempts][:1] == ["running"]
-    world.service.want(drop=((1, 1, 0),))
-    until(lambda: (world.folder(1) / "exit.json").exists(), "its end")
+def test_an_agent_without_its_journal_reattaches_to_what_runs_on_its_node(started: World) -> None:
+    started.starts(started.python(1, PATIENT))
+    started.end_agent(signal.SIGKILL)
+    (started.layout.node("n0") / "journal.jsonl").unlink()
+    told = len(started.service.told)
+    started.start()
+    until(lambda: len(started.service.told) > told + 2, "words of the new agent")
+    assert [a.state for words in started.service.told[told:] for a in words.attempts][:1] == ["running"]
+    started.service.want(drop=((1, 1, 0),))
+    until(lambda: (started.folder(1) / "exit.json").exists(), "its end")
 
 
 def test_jobs_go_on_without_an_end_where_the_service_was_stopped_before_the_agent(world: World) -> None:
@@ -404,36 +390,34 @@ def test_a_notice_while_an_agent_is_being_started_again_costs_no_checkpoint(worl
     assert (seen.state, seen.exit_code) == ("ended", 75)
 
 
-def test_members_of_a_group_are_told_of_it_and_of_its_changes(world: World) -> None:
-    world.start()
-    runs = [world.python(job, PATIENT, group=group("pair", 1, 2, gate="tokens")) for job in (1, 2)]
-    world.service.want(*runs)
-    world.said(1, "ready")
-    world.said(2, "ready")
-    folder = world.layout.gates / "pair"
-    control = json.loads((world.folder(2) / "control.json").read_text())
+def test_members_of_a_group_are_told_of_it_and_of_its_changes(started: World) -> None:
+    runs = [started.python(job, PATIENT, group=group("pair", 1, 2, gate="tokens")) for job in (1, 2)]
+    started.service.want(*runs)
+    started.said(1, "ready")
+    started.said(2, "ready")
+    folder = started.layout.gates / "pair"
+    control = json.loads((started.folder(2) / "control.json").read_text())
     assert control["epoch"] == 1
     assert control["group"] | {"index": 1, "rank": 0, "gate": "tokens", "dir": str(folder)} == control["group"]
     assert (folder / "v1" / "page.bin").exists()
     changed = GroupInfo("pair", "barrier", members=[Mate(1, 0), Mate(2, 2)], version=2)
-    world.service.want(*(world.python(job, PATIENT, group=changed) for job in (1, 2)))
+    started.service.want(*(started.python(job, PATIENT, group=changed) for job in (1, 2)))
 
     def told() -> bool:
-        now = json.loads((world.folder(2) / "control.json").read_text())
-        word = struct.unpack_from("<q", (world.folder(2) / "page.bin").read_bytes(), 2056)[0]
+        now = json.loads((started.folder(2) / "control.json").read_text())
+        word = struct.unpack_from("<q", (started.folder(2) / "page.bin").read_bytes(), 2056)[0]
         return bool(now["group"]["gate"] == "barrier" and word == now["version"] > control["version"])
 
     until(told, "the change to be told")
     alone = GroupInfo("pair", "none", members=[Mate(1, 0)], version=3)
-    world.service.want(world.python(1, PATIENT, group=alone), drop=((2, 1, 0),))
-    world.service.wait(2, "ended")
-    world.service.want(drop=((1, 1, 0),))
-    world.service.wait(1, "ended")
+    started.service.want(started.python(1, PATIENT, group=alone), drop=((2, 1, 0),))
+    started.service.wait(2, "ended")
+    started.service.want(drop=((1, 1, 0),))
+    started.service.wait(1, "ended")
     until(lambda: not folder.exists(), "the folder of the group to go with its last member")
 
 
-def test_progress_comes_from_the_page_and_nonsense_in_it_does_no_harm(world: World) -> None:
-    world.start()
+def test_progress_comes_from_the_page_and_nonsense_in_it_does_no_harm(started: World) -> None:
     job = (
         "import os, struct, time\n"
         "page = open(os.environ['PLAIT_RUN_DIR'] + '/page.bin', 'r+b', buffering=0)\n"
@@ -449,14 +433,14 @@ def test_progress_comes_from_the_page_and_nonsense_in_it_does_no_harm(world: Wor
         "put(64, 'd', float('nan')); put(72, 'd', float('inf')); put(256, 'q', 99); print('wild')\n"
         "page.truncate(10); time.sleep(1000)\n"
     )
-    world.starts(world.python(1, job), "done")
-    seen = until(lambda: (s := world.service.wait(1, "running")).checkpoint_steps and s, "the page to be told")
+    started.starts(started.python(1, job), "done")
+    seen = until(lambda: (s := started.service.wait(1, "running")).checkpoint_steps and s, "the page to be told")
     assert (seen.steps, seen.step_s, seen.total_steps, seen.skew, seen.checkpoint_steps) == (30, 0.02, 500, 0.5, 25)
     assert (seen.profile.samples, seen.profile.stage_s) == (20, [0.1, 0.2, 0.3, 0.0])
     assert 0 <= (seen.checkpoint_age_s or -1) < 60
-    (world.folder(1) / "go").touch()
-    world.said(1, "wild")
-    seen = until(lambda: (s := world.service.wait(1, "running")).steps == 0 and s, "nonsense to be left out")
+    (started.folder(1) / "go").touch()
+    started.said(1, "wild")
+    seen = until(lambda: (s := started.service.wait(1, "running")).steps == 0 and s, "nonsense to be left out")
     assert (seen.step_s, seen.gate) == (None, "none")
 
 
@@ -530,17 +514,16 @@ def test_a_full_disk_hides_no_end_and_delays_starts_until_there_is_room(small_di
         world.close()
 
 
-def test_a_service_of_another_version_is_reported_and_jobs_run_on_until_there_is_one_of_ours(world: World) -> None:
-    world.start()
-    world.starts(world.python(1, PATIENT))
-    runner = world.runner(1)
-    world.service.speaks = 0
-    log = world.layout.node("n0") / "agent.log"
+def test_a_service_of_another_version_is_reported_and_jobs_run_on_until_there_is_one_of_ours(started: World) -> None:
+    started.starts(started.python(1, PATIENT))
+    runner = started.runner(1)
+    started.service.speaks = 0
+    log = started.layout.node("n0") / "agent.log"
     until(lambda: "this plait speaks version 0" in log.read_text(), "the refusal in the agent's log")
-    world.service.told.clear()
-    world.service.speaks = 1
-    assert world.service.wait(1, "running").epoch == 1
-    assert world.runner(1) == runner
+    started.service.told.clear()
+    started.service.speaks = 1
+    assert started.service.wait(1, "running").epoch == 1
+    assert started.runner(1) == runner
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

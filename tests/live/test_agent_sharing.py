@@ -77,34 +77,32 @@ def last(world: World, job: int) -> Seen:
     return seen
 
 
-def test_a_guest_starts_beside_its_host_and_another_host_waits(world: World) -> None:
-    world.start()
-    world.service.want(run(world, 0))
-    world.said(0, "ready")
-    assert control(world, 0) is None
-    world.service.want(run(world, 1, guest=True), run(world, 2))
-    world.said(1, "ready")
-    until(lambda: "waits until attempt 1 of job 0" in (last(world, 2).reason or ""), "why the second host waits")
-    host = str(world.folder(0) / "page.bin")
-    assert host in control(world, 1)["hosts"]
-    until(lambda: control(world, 0) == {"guest": False, "hosts": [], "gate": True}, "what the host is told")
-    until(lambda: told(world, 1).share > 0, "a share for the guest")
-    assert told(world, 0) == Directive(limit_number=told(world, 0).limit_number)
-    until(lambda: (seen := last(world, 1)).sharing is not None and seen.sharing.share > 0, "the share in the report")
-    assert (last(world, 1).sharing.guest, last(world, 0).sharing.guest) == (True, False)
-    until(lambda: 0 in last(world, 1).sharing.beside, "its neighbours in the report")
+def test_a_guest_starts_beside_its_host_and_another_host_waits(started: World) -> None:
+    started.service.want(run(started, 0))
+    started.said(0, "ready")
+    assert control(started, 0) is None
+    started.service.want(run(started, 1, guest=True), run(started, 2))
+    started.said(1, "ready")
+    until(lambda: "waits until attempt 1 of job 0" in (last(started, 2).reason or ""), "why the second host waits")
+    host = str(started.folder(0) / "page.bin")
+    assert host in control(started, 1)["hosts"]
+    until(lambda: control(started, 0) == {"guest": False, "hosts": [], "gate": True}, "what the host is told")
+    until(lambda: told(started, 1).share > 0, "a share for the guest")
+    assert told(started, 0) == Directive(limit_number=told(started, 0).limit_number)
+    until(lambda: (seen := last(started, 1)).sharing is not None and seen.sharing.share > 0, "the share in the report")
+    assert (last(started, 1).sharing.guest, last(started, 0).sharing.guest) == (True, False)
+    until(lambda: 0 in last(started, 1).sharing.beside, "its neighbours in the report")
     # The host goes: the second one starts, and the guest has not started again.
-    before = world.runner(1)
-    world.service.want(drop=((0, 1, 0),))
-    world.said(2, "ready")
-    assert (world.runner(1), last(world, 1).state) == (before, "running")
-    until(lambda: control(world, 1)["hosts"] == [str(world.folder(2) / "page.bin")], "its new host")
+    before = started.runner(1)
+    started.service.want(drop=((0, 1, 0),))
+    started.said(2, "ready")
+    assert (started.runner(1), last(started, 1).state) == (before, "running")
+    until(lambda: control(started, 1)["hosts"] == [str(started.folder(2) / "page.bin")], "its new host")
 
 
-def test_a_guest_that_writes_its_own_share_is_ended_with_the_reason(world: World) -> None:
-    world.start()
-    world.service.want(run(world, 0))
-    world.said(0, "ready")
+def test_a_guest_that_writes_its_own_share_is_ended_with_the_reason(started: World) -> None:
+    started.service.want(run(started, 0))
+    started.said(0, "ready")
     code = """
 import os, sys, time
 sys.path.insert(0, {source!r})
@@ -114,10 +112,10 @@ while True:
     page.share_until = 0.0
 """
     source = str(Path(plait.__file__).parents[1])
-    world.service.want(world.python(1, code.format(source=source), group=replace(group("g1", 1), guest=True)))
-    until(lambda: (seen := world.service.seen(1)) is not None and seen.state == "ended", "the end of the guest")
-    assert "share_until" in (last(world, 1).reason or "")
-    assert last(world, 0).state == "running"
+    started.service.want(started.python(1, code.format(source=source), group=replace(group("g1", 1), guest=True)))
+    until(lambda: (seen := started.service.seen(1)) is not None and seen.state == "ended", "the end of the guest")
+    assert "share_until" in (last(started, 1).reason or "")
+    assert last(started, 0).state == "running"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=SLOW)])
@@ -148,26 +146,25 @@ def test_without_its_agent_a_guest_has_no_lease_and_a_host_runs_free(world: Worl
     assert [last(world, job).state for job in (0, 1)] == ["running", "running"]
 
 
-def test_a_promotion_happens_in_place_and_outlives_the_agent(world: World) -> None:
-    world.start()
-    guest = run(world, 1, guest=True)
-    world.service.want(guest)
-    world.said(1, "ready")
-    until(lambda: leased(world, 1) and told(world, 1).share == 1.0, "all of an idle slot")
-    runner = world.runner(1)
-    world.service.want(replace(guest, group=replace(guest.group, guest=False, version=2)))
-    until(lambda: control(world, 1) is None, "no neighbours")
-    until(lambda: page(world, 1).share_until == 0.0, "no lease")
-    until(lambda: last(world, 1).sharing is None, "nothing to say of sharing")
-    assert (world.runner(1), told(world, 1).share) == (runner, 1.0)
-    world.service.quiet = True  # the next agent has nobody to ask, and knows it from the job's own file
-    world.end_agent(signal.SIGKILL)
-    world.start()
-    until(lambda: (world.layout.node("n0") / "agent.log").read_text().count('"reattached"') == 1, "the next agent")
+def test_a_promotion_happens_in_place_and_outlives_the_agent(started: World) -> None:
+    guest = run(started, 1, guest=True)
+    started.service.want(guest)
+    started.said(1, "ready")
+    until(lambda: leased(started, 1) and told(started, 1).share == 1.0, "all of an idle slot")
+    runner = started.runner(1)
+    started.service.want(replace(guest, group=replace(guest.group, guest=False, version=2)))
+    until(lambda: control(started, 1) is None, "no neighbours")
+    until(lambda: page(started, 1).share_until == 0.0, "no lease")
+    until(lambda: last(started, 1).sharing is None, "nothing to say of sharing")
+    assert (started.runner(1), told(started, 1).share) == (runner, 1.0)
+    started.service.quiet = True  # the next agent has nobody to ask, and knows it from the job's own file
+    started.end_agent(signal.SIGKILL)
+    started.start()
+    until(lambda: (started.layout.node("n0") / "agent.log").read_text().count('"reattached"') == 1, "the next agent")
     time.sleep(0.5)
-    with page(world, 1) as words:
+    with page(started, 1) as words:
         assert words.share_until == 0.0
-    world.service.quiet = False
+    started.service.quiet = False
 
 
 def test_a_guest_that_does_not_fit_any_more_saves_and_goes_with_the_reason(world: World, tmp_path: Path) -> None:
@@ -194,15 +191,14 @@ def test_a_host_starts_beside_a_guest_that_has_freed_its_memory(world: World) ->
     until(lambda: last(world, 0).state == "running" and last(world, 0).reason is None, "the host in the report")
 
 
-def test_a_killed_guest_leaves_its_host_alone_and_is_its_own_failure(world: World) -> None:
-    world.start()
-    world.service.want(run(world, 0), run(world, 1, guest=True))
-    until(lambda: (world.folder(1) / "page.bin").exists() and told(world, 1).share > 0, "a share for the guest")
-    os.kill(until(lambda: last(world, 1).pid, "the pid of the guest"), signal.SIGKILL)
-    assert world.service.wait(1, "ended").exit_code == -signal.SIGKILL
-    until(lambda: control(world, 0) is None, "a host that is alone again")
-    assert last(world, 0).state == "running"
-    until(lambda: last(world, 0).sharing is None, "nothing to say of sharing")
+def test_a_killed_guest_leaves_its_host_alone_and_is_its_own_failure(started: World) -> None:
+    started.service.want(run(started, 0), run(started, 1, guest=True))
+    until(lambda: (started.folder(1) / "page.bin").exists() and told(started, 1).share > 0, "a share for the guest")
+    os.kill(until(lambda: last(started, 1).pid, "the pid of the guest"), signal.SIGKILL)
+    assert started.service.wait(1, "ended").exit_code == -signal.SIGKILL
+    until(lambda: control(started, 0) is None, "a host that is alone again")
+    assert last(started, 0).state == "running"
+    until(lambda: last(started, 0).sharing is None, "nothing to say of sharing")
 
 
 def test_a_gang_pauses_together_on_a_node_and_not_at_all_over_several(world: World) -> None:

@@ -26,9 +26,13 @@ Make = Callable[..., Cluster]
 
 @pytest.fixture
 def make(cluster: Make) -> Make:
-    def made(policy: str = "fifo:ina=atp", nodes: int = 4, network: str | None = NETWORK) -> Cluster:
+    def made(
+        policy: str = "fifo:ina=atp", nodes: int = 4, network: str | None = NETWORK, then_s: float = 2.0
+    ) -> Cluster:
         racks = [i // 2 for i in range(nodes)]
-        return cluster((1,) * nodes, policy, network=network, racks=racks, expect_gpus=nodes)
+        c = cluster((1,) * nodes, policy, network=network, racks=racks, expect_gpus=nodes)
+        c.pass_s(then_s)
+        return c
 
     return made
 
@@ -36,7 +40,6 @@ def make(cluster: Make) -> Make:
 def with_gang(make: Make, request: dict[str, Any] = GANG, **options: Any) -> tuple[Cluster, int]:
     """A cluster whose switches are served, and the number of a job that was submitted 3 s ago."""
     c = make(**options)
-    c.pass_s(2.0)
     (job,) = c.submit(request, then_s=3.0)
     return c, job
 
@@ -54,7 +57,6 @@ def leased(cluster: Cluster) -> dict[str, set[int]]:
 
 def test_the_first_node_of_each_rack_serves_the_switch_of_the_rack(make: Make) -> None:
     c = make()
-    c.pass_s(2.0)
     found = c.engine.network(c.now)
     assert [(one.switch, one.node, one.state) for one in found.switches] == [
         ("leaf0", "n0", "up"), ("leaf1", "n2", "up"),
@@ -65,7 +67,7 @@ def test_the_first_node_of_each_rack_serves_the_switch_of_the_rack(make: Make) -
 
 
 def test_a_declared_switch_is_served_by_the_node_that_declares_it(make: Make) -> None:
-    c = make()
+    c = make(then_s=0.0)
     c.nodes[1].switch = lambda: replace(type(c.nodes[1]).switch(c.nodes[1]), declared="leaf0")  # type: ignore[method-assign]
     c.pass_s(1.0)
     c.engine.drain("n0", c.now)
@@ -147,7 +149,6 @@ def test_a_switch_that_restarted_unseen_is_lost_and_joins_with_another_epoch(mak
 
 def test_the_switch_of_a_lost_node_is_served_by_the_next_one(make: Make) -> None:
     c = make(nodes=3)
-    c.pass_s(2.0)
     c.pass_s(20.0, silent=("n0",))
     assert {one.switch: (one.node, one.state) for one in c.engine.network(c.now).switches}["leaf0"] == (
         "n1", "up",
@@ -156,7 +157,6 @@ def test_the_switch_of_a_lost_node_is_served_by_the_next_one(make: Make) -> None
 
 def test_a_switch_that_does_not_answer_delays_a_start_but_not_for_ever(make: Make) -> None:
     c = make()
-    c.pass_s(2.0)
     for node in c.nodes:
         node.leases = False
     (job,) = c.submit(GANG, then_s=PATIENCE_S - 1.5)
@@ -193,7 +193,6 @@ def test_a_cancelled_job_leaves_its_region_at_once(make: Make) -> None:
 
 def test_who_wants_no_aggregation_and_who_is_alone_is_told_nothing(make: Make) -> None:
     c = make()
-    c.pass_s(2.0)
     off, alone = c.submit({**GANG, "ina": "off"}, {**GANG, "gpus": 1}, then_s=3.0)
     assert {c.state(off), c.state(alone)} == {"running"}
     assert grants(c, off) == grants(c, alone) == []
@@ -205,8 +204,7 @@ def test_a_policy_without_grants_is_the_reason_that_ranks_read(make: Make) -> No
 
 
 def test_a_required_grant_that_can_never_be_is_refused_with_the_reason(make: Make) -> None:
-    c = make()
-    c.pass_s(12.0)
+    c = make(then_s=12.0)
     with pytest.raises(InputError, match="requires 5000 aggregators; the switch with most has 1024 that jobs may use"):
         c.submit({**GANG, "ina": "require:memory=5000"})
     with pytest.raises(InputError, match="ina is require, and it has one process, which exchanges no gradients"):
@@ -224,7 +222,7 @@ def test_a_required_grant_that_can_never_be_is_refused_with_the_reason(make: Mak
 
 
 def test_a_job_that_requires_a_grant_waits_while_its_switches_are_lost(make: Make) -> None:
-    c = make(nodes=2, network="single-switch:aggregators=256")
+    c = make(nodes=2, network="single-switch:aggregators=256", then_s=0.0)
     c.nodes[0].starts = 0
     c.pass_s(2.0)
     (job,) = c.submit({**GANG, "ina": "require"}, then_s=3.0)
@@ -312,7 +310,6 @@ def test_a_region_that_shrinks_gives_its_memory_to_the_neighbour_once_all_ranks_
 
 def test_numbers_on_the_wire_are_free_ones_whatever_the_numbers_of_jobs(make: Make) -> None:
     c = make(nodes=4)
-    c.pass_s(2.0)
     c.engine.state.network.next_wire = 65_535
     one, other = c.submit(GANG, GANG, then_s=3.0)
     assert [grants(c, job)[0].job for job in (one, other)] == [65_535, 0]
@@ -385,7 +382,6 @@ def test_what_ranks_measure_reaches_the_controller_and_people(make: Make) -> Non
 
 def test_a_network_can_be_declared_and_taken_away_while_jobs_run(make: Make) -> None:
     c = make(policy="fifo", network=None)
-    c.pass_s(2.0)
     (job,) = c.submit(GANG, then_s=2.0)
     assert c.engine.network(c.now).network is None
     from plait.network.topology.declared import read_network
@@ -401,7 +397,7 @@ def test_a_network_can_be_declared_and_taken_away_while_jobs_run(make: Make) -> 
 
 
 def test_a_cluster_without_network_has_no_word_of_it_in_its_log_or_snapshot(make: Make) -> None:
-    c = make(policy="fifo", network=None)
+    c = make(policy="fifo", network=None, then_s=0.0)
     (job,) = c.submit(GANG, then_s=3.0)
     assert c.state(job) == "running"
     assert "network" not in c.engine.state.to_json()
@@ -413,7 +409,6 @@ def test_a_queue_with_grants_is_played_forward(make: Make) -> None:
     from plait.outlook.queue import foresee
 
     c = make(policy="fifo:ina=esa")
-    c.pass_s(2.0)
     job = {**GANG, "iterations": 100, "profile": {"gpu": 0.1, "network": 0.05}}
     c.submit(job, job, job, then_s=3.0)
     found = foresee(json.loads(json.dumps(c.engine.state_for_forecast(c.now)())))
@@ -442,7 +437,6 @@ def test_netpack_places_live_jobs_under_one_switch(make: Make) -> None:
     found: dict[str, tuple[set[str], str]] = {}
     for policy in ("tiresias-l:ina=esa", "tiresias-l:placement=netpack,ina=esa"):
         c = make(policy=policy)
-        c.pass_s(2.0)
         (single,) = c.submit({"gpus": 1, "iterations": 1000}, then_s=3.0)
         (job,) = c.submit({**GANG, "profile": {"gpu": 0.1, "network": 0.05}}, then_s=3.0)
         assert {c.state(single), c.state(job)} == {"running"}
