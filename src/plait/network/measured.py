@@ -25,7 +25,7 @@ from plait.core.errors import InputError, SimulationError, suggest
 from plait.core.options import option
 from plait.network.fluid.exchanges import NONE, Exchange, Prepared
 from plait.network.packets.run import flow
-from plait.network.packets.scenario import OVERFLOWS, PacketJob, Scenario
+from plait.network.packets.scenario import FLOW_SIZES, OVERFLOWS, PacketJob, Scenario
 from plait.network.protocol.options import CHOICES, preset
 from plait.network.topology.fields import placed, read_options, split_options
 from plait.network.topology.paths import Graph
@@ -53,12 +53,13 @@ class Conditions:
 
     cc: str = option("Congestion control of jobs with servers: none, aimd or a2tp", default="none")
     background: float = option("Share of its link that each node sends to another one", default=0.0, least=0, most=0.99)
+    background_flows: str = option("Sizes of its flows: even, websearch or datamining", default="even")
     queue_packets: int = option("Room of a queue of a switch, packets; 0: any number", default=0, least=0, most=1 << 31)
     overflow: str = option("What becomes of packets that find it full: drop or pause", default="drop")
     mark_packets: int = option("Packets of a queue from which on others are marked", default=100, least=1, most=1 << 31)
 
     def __post_init__(self) -> None:
-        for name, known in (("cc", CHOICES["cc"]), ("overflow", OVERFLOWS)):
+        for name, known in (("cc", CHOICES["cc"]), ("overflow", OVERFLOWS), ("background_flows", FLOW_SIZES)):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} is {getattr(self, name)!r}; it takes {' or '.join(known)}")
 

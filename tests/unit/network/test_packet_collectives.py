@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from plait.core.errors import InputError
-from plait.network.packets.build import build, ps
+from plait.network.packets.build import _sizes, build, ps
 from plait.network.packets.collectives import COLLECTIVES, program
 from plait.network.packets.loop import run
 from plait.network.packets.results import PacketResults
@@ -96,6 +97,19 @@ def test_background_traffic_takes_its_share_of_a_ring(share: float) -> None:
     for one in busy:
         # A window of the ring is ahead of the other traffic, which is behind it at the end.
         assert 0.75 * (1 - share) * quiet < one < 1.06 * (1 - share) * quiet
+
+
+def test_flows_of_other_traffic_have_the_published_sizes_and_come_in_bursts() -> None:
+    """The mean of DCTCP's web search is 1.6 to 1.7 MB. Its flows take links in turn, which jobs feel differently."""
+    assert 1.6e6 < 1024 * _sizes("websearch").mean() < 1.7e6
+    each = {}
+    for flows in ("even", "websearch"):
+        each[flows] = [
+            alone("ring", 8, background=0.3, background_flows=flows, seed=seed).goodput_bits_per_s for seed in range(4)
+        ]
+    assert np.std(each["websearch"]) > 5 * np.std(each["even"])
+    with pytest.raises(InputError, match="background_flows is 'web'; it takes even or websearch or datamining"):
+        alone("ring", 8, background=0.3, background_flows="web")
 
 
 def test_background_traffic_above_its_room_is_dropped_and_the_job_ends() -> None:

@@ -13,7 +13,7 @@ from plait.network.packets import heap, state
 from plait.network.packets.collectives import AllReduce, program
 from plait.network.packets.links import ENTRY, schedule
 from plait.network.packets.regions import priorities, regions
-from plait.network.packets.scenario import PacketJob, Scenario
+from plait.network.packets.scenario import FLOW_SIZES, PacketJob, Scenario
 from plait.network.packets.state import DOWN, PS, UP, Ends, Fabric, Links, Net, PeerTraffic
 from plait.network.packets.wiring import Wiring, wired
 from plait.network.protocol import server, switch, worker
@@ -291,7 +291,8 @@ def _peers(scenario: Scenario, hosts: list[tuple[int, int]]) -> tuple[PeerTraffi
     """
     graph, jobs = scenario.graph, scenario.jobs
     first, switches = len(graph.nodes), len(graph.names) - len(graph.nodes)
-    flows = _flows(scenario)
+    sizes = _sizes(scenario.background_flows)
+    flows = _flows(scenario, float(sizes.mean()))
     used = any(job.collective for job in jobs) or len(flows) > 0
     hops = np.zeros((len(jobs) + len(flows), switches, first) if used else (0, 0, 0), dtype=np.int32)
     room, rows = np.zeros(len(graph.ends), dtype=np.int64), 0
@@ -346,7 +347,7 @@ def _peers(scenario: Scenario, hosts: list[tuple[int, int]]) -> tuple[PeerTraffi
     left[:, :2] = missing.sum(axis=2)
     made = np.array(sends, dtype=state.SEND) if sends else np.zeros(0, dtype=state.SEND)
     under_way = np.zeros((count, lanes), dtype=state.LANE)
-    peers = PeerTraffic(hops, under_way, made, starts, missing, left, expected, flows, waiting)
+    peers = PeerTraffic(hops, under_way, made, starts, missing, left, expected, flows, waiting, sizes)
     return peers, room, rows + int(waiting[:, 1].sum())
 
 
@@ -367,8 +368,16 @@ def _check_background(scenario: Scenario, load: FloatArray) -> None:
         )
 
 
-def _flows(scenario: Scenario) -> Records:
-    """Background traffic: each node sends to the next of a random cycle."""
+def _sizes(name: str) -> IntArray:
+    """Quantiles of the sizes of flows, one of `FLOW_SIZES`, in packets of background traffic."""
+    packets, share = np.array(FLOW_SIZES[name]).T
+    found = np.interp((np.arange(1024) + 0.5) / 1024, share, packets)
+    sizes: IntArray = found.astype(np.int64) if name == "even" else np.ceil(found * 1460 / 1024).astype(np.int64)
+    return sizes
+
+
+def _flows(scenario: Scenario, size: float) -> Records:
+    """Background traffic: each node sends flows of this mean size to the next of a random cycle."""
     nodes, graph = len(scenario.graph.nodes), scenario.graph
     if not scenario.background or nodes < 2:
         return np.zeros(0, dtype=state.FLOW)
@@ -378,5 +387,8 @@ def _flows(scenario: Scenario) -> Records:
     found["job"] = len(scenario.jobs) + np.arange(nodes)
     out = [graph.next_hops(node, graph.leaf(node))[0][0] for node in range(nodes)]
     found["channel"] = out
-    found["gap"] = np.rint(8e12 * FLOW_BYTES / graph.channel_bits_per_s[out] / scenario.background)
+    line_ps = 8e12 * FLOW_BYTES / graph.channel_bits_per_s[out]
+    found["line"] = np.rint(line_ps)
+    found["gap"] = np.rint(line_ps * (size / scenario.background - (size - 1)))
+    found["left"] = 1
     return found

@@ -113,7 +113,9 @@ def _transmit_flow(links: Links, peers: PeerTraffic, c: int, row: int, now: int,
 
 @lean_part
 def flow(links: Links, peers: PeerTraffic, f: int, now: int, source: int) -> None:
-    """Send a packet of background traffic, and come again after a random gap while a job is busy."""
+    """Send a packet of background traffic, and come again while a job is busy: for the next one of its flow as soon as
+    the link can send it, for another flow after a random gap that makes up for that.
+    """
     one = peers.flows[f]
     row = links.info[FREE_ROW]
     p = links.packets[row]
@@ -121,5 +123,11 @@ def flow(links: Links, peers: PeerTraffic, f: int, now: int, source: int) -> Non
     new_row(links)
     _transmit_flow(links, peers, one["channel"], row, now, -1)
     settle(links, row)
-    if links.info[ACTIVE] > 0:
-        schedule(links, now + 1 + ((draw(links) >> 10) * one["gap"] >> 19), source)
+    if links.info[ACTIVE] == 0:
+        return
+    wait = one["line"]
+    one["left"] -= 1
+    if one["left"] <= 0:
+        wait = (draw(links) >> 10) * one["gap"] >> 19
+        one["left"] = peers.sizes[draw(links) >> 20] if peers.sizes[-1] > 1 else int64(1)
+    schedule(links, now + 1 + wait, source)

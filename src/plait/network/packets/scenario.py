@@ -28,6 +28,18 @@ OVERFLOWS = ("drop", "pause")
 #: cells of 31 registers of 32 bits, and 256 bytes of payload in a pass; a packet with more recirculates
 #: through a port of the switch, at the rate of its fastest link.
 PIPELINES = ("none", "tofino")
+#: Sizes of flows of other traffic: packets of 1,460 bytes, and the share of flows up to that. `even`: each packet is a
+#: flow. Web search is that of DCTCP, data mining that of VL2, as public simulators of both have them.
+FLOW_SIZES = {
+    "even": ((1, 0.0), (1, 1.0)),
+    "websearch": (
+        (6, 0.15), (13, 0.2), (19, 0.3), (33, 0.4), (53, 0.53), (133, 0.6), (667, 0.7), (1333, 0.8), (3333, 0.9),
+        (6667, 0.97), (20000, 1.0),
+    ),
+    "datamining": (
+        (1, 0.5), (2, 0.6), (3, 0.7), (7, 0.8), (267, 0.9), (2107, 0.95), (66667, 0.99), (666667, 1.0),
+    ),
+}  # fmt: skip
 TOFINO_WORKERS, TOFINO_BYTES, TOFINO_MEMORY = 32, 256, 40_000 * 31 * 4
 
 
@@ -166,6 +178,7 @@ class Scenario:
     pipeline      limits of switches, see `PIPELINES`
     loss_up       probability that a packet to a server is lost on one hop; `loss_down`: one from there
     background    share of the rate of its link that each node sends to another one, by a random cycle of all nodes
+    background_flows  their sizes, one of `FLOW_SIZES`: a flow goes at the rate of the link, and the next one later
     until_s       a simulation that takes longer is an error
     log           how many packets are logged, from the start
     elements      int32 of payload that are simulated, and checked; 0: times alone
@@ -184,6 +197,7 @@ class Scenario:
     loss_down: float = 0.0
     stragglers: tuple[Straggler, ...] = ()
     background: float = 0.0
+    background_flows: str = "even"
     until_s: float = 1000.0
     log: int = 0
     elements: int = 0
@@ -204,7 +218,7 @@ class Scenario:
         if not 0 <= self.background < 1:
             raise InputError(f"background is {self.background:g}; it takes 0 to less than 1")
         self._check_lossless()
-        for name, known in (("overflow", OVERFLOWS), ("pipeline", PIPELINES)):
+        for name, known in (("overflow", OVERFLOWS), ("pipeline", PIPELINES), ("background_flows", FLOW_SIZES)):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} is {getattr(self, name)!r}; it takes {' or '.join(known)}")
         for j, job in enumerate(self.jobs):

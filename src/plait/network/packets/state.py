@@ -111,7 +111,7 @@ LANE = np.dtype([("at", "i8"), ("end", "i8"), ("sent", "i8"), ("under_way", "i8"
 SEND = np.dtype([("node", "i8"), ("packets", "i8"), ("part", "i8"), ("after", "i8"), ("back", "i8")])
 #: Background traffic from a node to another: the channel from it, the other node, a number after those of jobs, and
 #: the mean time between two packets (ps).
-FLOW = np.dtype([("channel", "i8"), ("node", "i8"), ("job", "i8"), ("gap", "i8")])
+FLOW = np.dtype([(name, "i8") for name in ("channel", "node", "job", "gap", "line", "left")])
 #: Type of a packet for another node that no switch adds up, after those of the protocol; `bitmap` is the node.
 PEER = 7
 
@@ -192,6 +192,7 @@ class PeerTraffic(NamedTuple):
     missing   workers x 2 x parts: packets of the present and the next tensor that have not come; `left`: their sums,
               and whether the worker is in a tensor; `expected`: workers x tensors x parts
     waiting   channels x 2: packets of background traffic on each, and its room for them; empty without such traffic
+    sizes     (1024,) quantiles of the sizes of its flows, in packets; a flow of one packet has another after it
     """
 
     hops: npt.NDArray[np.int32]
@@ -203,6 +204,7 @@ class PeerTraffic(NamedTuple):
     expected: IntArray
     flows: Records
     waiting: IntArray
+    sizes: IntArray
 
 
 class Net(NamedTuple):

@@ -75,6 +75,9 @@ class PacketsRequest:
         "Other traffic: share of its link that each node sends to another one, by a random cycle of all nodes",
         default=0.0, least=0, most=0.95,
     )  # fmt: skip
+    background_flows: str = option(
+        "Sizes of flows of other traffic: even (single packets), websearch or datamining", default="even"
+    )
     straggler: Annotated[
         list[str] | None,
         typer.Option(
@@ -197,7 +200,8 @@ def scenario_of(request: PacketsRequest, run: str) -> Scenario:
     ]  # fmt: skip
     more: dict[str, Any] = {
         "seed": request.seed, "jitter_s": 1e-6 * request.jitter_us, "loss_up": request.loss, "loss_down": request.loss,
-        "background": request.background, "stragglers": tuple(read_straggler(text) for text in request.straggler or ()),
+        "background": request.background, "background_flows": request.background_flows,
+        "stragglers": tuple(read_straggler(text) for text in request.straggler or ()),
         "mark_packets": request.mark_packets, "queue_packets": request.queue_packets, "overflow": request.overflow,
         "pipeline": request.pipeline, "log": LOGGED if request.out is not None else 0, "gbps": request.gbps,
     }  # fmt: skip
