@@ -28,6 +28,7 @@ from plait.core.files import replace_file, write_text
 from plait.core.words import counted
 from plait.live.notes import note
 from plait.sim.studies.cases import over_processes
+from plait_papers.command import Request
 
 #: Called with the number of further jobs that have ended.
 Ended = Callable[[int], None]
@@ -49,30 +50,6 @@ class Done:
     figures: dict[str, float]
     jobs: int
     cpu_s: float
-
-
-class Request(Protocol):
-    """The options that `plait reproduce` has for every paper."""
-
-    @property
-    def report(self) -> Path | None:
-        """Where to write the page."""
-
-    @property
-    def json(self) -> str | None:
-        """Where to write the rows; `-` is standard output."""
-
-    @property
-    def work(self) -> Path | None:
-        """The folder of kept runs; None: in the user's cache."""
-
-    @property
-    def fresh(self) -> bool:
-        """Whether kept runs are ignored."""
-
-    @property
-    def processes(self) -> int:
-        """Number of runs at the same time."""
 
 
 C = TypeVar("C")

@@ -29,9 +29,9 @@ from plait.traces.formats.registry import read_trace
 from plait.traces.load import load_jobs
 from plait.traces.synthetic import generate, target_load
 from plait.traces.table import TraceTable
+from plait_papers.command import EverythingRequest
 from plait_papers.evaluation import Done, Ended, Evaluation, Outcome, file_hash, publish
 from plait_papers.pages import PaperSection, render
-from plait_papers.requests import EverythingRequest
 
 #: The policy that is judged, by what it knows.
 OURS = {"exact": "plait", "predicted": "plait:knows=predicted", "nothing": "plait:knows=nothing"}

@@ -27,9 +27,9 @@ from plait.sim.world import Overheads, make_world
 from plait.traces.formats.registry import read_trace
 from plait.traces.load import load_jobs
 from plait.traces.synthetic import target_load
+from plait_papers.command import TiresiasRequest
 from plait_papers.evaluation import Ended, Evaluation, Outcome, file_hash, publish
 from plait_papers.pages import PaperSection, render
-from plait_papers.requests import TiresiasRequest
 
 #: Stand-ins: name -> file in the data folder, its format, the cluster.
 TRACES: Mapping[str, tuple[str, str, str]] = {

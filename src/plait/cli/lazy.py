@@ -167,8 +167,8 @@ _CONTEXT = "context"
 
 def command(
     request: type[Any], run: Callable[..., object] | str, *, context: bool = False
-) -> Callable[[Callable[[], None]], Callable[..., None]]:
-    """Turn a function that has only a name and a docstring into a command: it calls `run(request(**options))`.
+) -> Callable[[Callable[..., object]], Callable[..., None]]:
+    """Turn the name and docstring of a function, or of `request`, into a command: it calls `run(request(**options))`.
 
     Annotations of the fields are `Annotated[type, typer.Option(...)]`, as for parameters of a command, or the fields
     are options of `plait.core.options`. With `context`, `run` also gets the context of the command. `run` may be
@@ -186,7 +186,7 @@ def command(
     if context:
         parameters.insert(0, inspect.Parameter(_CONTEXT, parameters[0].kind, annotation=typer.Context))
 
-    def decorate(named: Callable[[], None]) -> Callable[..., None]:
+    def decorate(named: Callable[..., object]) -> Callable[..., None]:
         def call(**given: Any) -> None:
             more = [given.pop(_CONTEXT)] if context else []
             (resolve_name(run) if isinstance(run, str) else run)(request(**given), *more)

@@ -112,20 +112,17 @@ def solve(
     *,
     start: FloatArray | IntArray | None = None,
     gap: float = 1e-7,
-    time_limit_s: float | None = None,
     most_nodes: int | None = None,
     whole: BoolArray | None = None,
 ) -> Solution | None:
-    """The best integers, or the best found when a limit is reached; None if there is no solution or none was found.
+    """The best integers, or the best found when the limit is reached; None if there is no solution or none was found.
 
-    `gap`: absolute, in the unit of the cost. `most_nodes` (branchings) makes a limit repeatable, which seconds are not.
+    `gap`: absolute, in the unit of the cost. `most_nodes` (branchings) is a limit that repeats, as seconds do not.
     `whole` marks the columns that have to be integers, all of them unless given. Raises `MissingExtra` without HiGHS.
     """
     need_highs("exact allocation")
     # one choice a job and few shared resources: presolve took 7 to 30 times as long as all the rest
     highs = engine(presolve="off", mip_abs_gap=gap, mip_rel_gap=0.0)
-    if time_limit_s is not None:
-        highs.setOptionValue("time_limit", float(time_limit_s))
     if most_nodes is not None:
         highs.setOptionValue("mip_max_nodes", most_nodes)
     (low, high), (starts, columns, values) = program.bounds(), program.matrix()

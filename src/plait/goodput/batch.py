@@ -129,17 +129,10 @@ def best_batch(
     return choice
 
 
-def best_batch_each(
-    jobs: GoodputJobs,
-    nodes: npt.ArrayLike,
-    gpus: npt.ArrayLike,
-    *,
-    artifact: bool = False,
-    speed: Speed = throughput,
-) -> BatchChoice:
+def best_batch_each(jobs: GoodputJobs, nodes: npt.ArrayLike, gpus: npt.ArrayLike) -> BatchChoice:
     """As `best_batch`, each job on one configuration: `nodes`, `gpus` and the results have shape (J,)."""
     own = (np.broadcast_to(np.asarray(column), len(jobs))[:, None] for column in (nodes, gpus))
-    local, passes, value, stage = best_batch(jobs, *own, artifact=artifact, speed=speed)
+    local, passes, value, stage = best_batch(jobs, *own)
     return BatchChoice(local[:, 0], passes[:, 0], value[:, 0], stage[:, 0])
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from math import fsum
 
 import numpy as np
@@ -151,15 +150,13 @@ def best_arrangement(
     *,
     floor: float = FLOOR,
     weights: FloatArray | None = None,
-    node_cost: float = NODE_COST,
-    time_limit_s: float | None = None,
     most_nodes: int | None = None,
 ) -> Arrangement:
     """The sizes with the largest FITNESS_p that `nodes` nodes of `gpus_per_node` GPUs can hold.
 
     `speedup` (J, C) over `configs` (C, 2) = nodes, gpus, as `ladder.every_size` gives them, the first (0, 0); NaN marks
     what a job cannot have. Starts from the ladder's optimum. Jobs of weight 0 get what that leaves, or nothing. The
-    limits end the search early, seconds not repeatably (see `solver.solve`). Where terms differ by many orders of
+    limit on branchings ends the search early. Where terms differ by many orders of
     magnitude (a low p) the large ones are settled first: the best found so far excludes choices that lose more.
     """
     if len(configs) == 0 or configs[0].tolist() != [0, 0]:
@@ -172,20 +169,19 @@ def best_arrangement(
     first = _from_ladder(speedup, configs, gpus_per_node, nodes, p, floor, weights)
     total = gpus_per_node * nodes
     usable = useful(gain, configs, total)
-    within = partial(solve, time_limit_s=time_limit_s, most_nodes=most_nodes)
     rows, coarse = np.arange(jobs), np.inf
     best: Arrangement | None = None
     while True:
         known = first if best is None else best.columns
         if known is not None:
             usable = still_possible(gain, usable, configs[:, 1], total, known)
-        model = _Model(gain, usable, configs, gpus_per_node, nodes, node_cost)
+        model = _Model(gain, usable, configs, gpus_per_node, nodes)
         start = None if first is None or best is not None else model.encode(first)
         if start is not None and first is not None:
             best = Arrangement(first, model.decode(start), False)
         if best is not None and (usable.sum(axis=1) == 1).all():  # nothing can be better than the known allocation
             return Arrangement(best.columns, best.gpus, True)
-        found = within(model.program, start=start)
+        found = solve(model.program, start=start, most_nodes=most_nodes)
         if found is None:
             if best is None:
                 raise InputError(_none_found(jobs, nodes, gpus_per_node))
@@ -231,9 +227,7 @@ def _from_ladder(
 class _Model:
     """The program, and conversions between its columns and allocations."""
 
-    def __init__(
-        self, gain: FloatArray, usable: BoolArray, configs: IntArray, per_node: int, nodes: int, node_cost: float
-    ) -> None:
+    def __init__(self, gain: FloatArray, usable: BoolArray, configs: IntArray, per_node: int, nodes: int) -> None:
         self.configs, self.per_node, self.nodes = configs, per_node, nodes
         self.shape = gain.shape
         self.job, self.column = np.nonzero(usable)
@@ -243,11 +237,11 @@ class _Model:
         self.y0 = len(self.job)
         self.z0 = self.y0 + len(self.spread) * per_node
         costs, self.coarse = losses(gain, usable, self.size == 1)
-        self.program = self._program(costs, node_cost)
+        self.program = self._program(costs)
 
-    def _program(self, costs: FloatArray, node_cost: float) -> Program:
+    def _program(self, costs: FloatArray) -> Program:
         wide, per_node = len(self.spread) * self.per_node, self.per_node
-        cost = np.concatenate([costs, np.full(wide, node_cost), np.zeros(len(self.patterns))])
+        cost = np.concatenate([costs, np.full(wide, NODE_COST), np.zeros(len(self.patterns))])
         upper = np.concatenate([np.ones(self.y0), np.full(wide + len(self.patterns), float(self.nodes))])
         program = Program(cost, upper)
         x = np.arange(self.y0)
@@ -365,7 +359,6 @@ def best_placement(
     *,
     floor: float = FLOOR,
     weights: FloatArray | None = None,
-    time_limit_s: float | None = None,
     most_nodes: int | None = None,
 ) -> ExactPlacement:
     """The allocation with the largest FITNESS_p, restarts counted, with at most one distributed job on a node.
@@ -395,7 +388,7 @@ def best_placement(
     if not usable.any(axis=1).all():  # for some job nothing beats the known allocation
         return ExactPlacement(known, True)
     model = _NamedNodes(gain, usable, gpus, configs, running, capacity)
-    found = solve(model.program, time_limit_s=time_limit_s, most_nodes=most_nodes)
+    found = solve(model.program, most_nodes=most_nodes)
     if found is None:
         return ExactPlacement(known, False)
     made = model.decode(found.values)

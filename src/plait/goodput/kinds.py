@@ -73,16 +73,14 @@ def best_configurations(
     penalty: float = PENALTY,
     weights: FloatArray | None = None,
     limits: Sequence[Limit] = (),
-    gap: float = GAP,
-    time_limit_s: float | None = None,
     most_nodes: int | None = None,
 ) -> IntArray:
     """The column of `goodput` (J, C) for each job, -1 for nothing.
 
     `goodput` is relative to each job's least (`relative`) and discounted for a restart; what is not positive is
     impossible. `gpus`, `kind` (C,) are what a column takes and of what; `capacity` (R,) the GPUs of each kind. For p =
-    0 the logarithm takes the place of the power. Only the ratios of weights matter; a `gap` of 1 is a
-    typical gain. Raises `InputError` if the limits cannot be met, and for p beyond `MOST_POWER`.
+    0 the logarithm takes the place of the power. Only the ratios of weights matter. Raises `InputError` if the
+    limits cannot be met, and for p beyond `MOST_POWER`.
     """
     _check_power(p)
     jobs = len(goodput)
@@ -110,7 +108,7 @@ def best_configurations(
     for extra in limits:
         held = extra.coefficients[job, column]
         program.put(program.add(1, extra.low, extra.high), x[held != 0], held[held != 0])
-    found = solve(program, gap=gap, time_limit_s=time_limit_s, most_nodes=most_nodes)
+    found = solve(program, most_nodes=most_nodes)
     if found is None:
         raise InputError(
             f"no choice of configurations for {jobs} jobs meets the {len(limits)} extra limits on GPUs of "

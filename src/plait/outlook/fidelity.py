@@ -312,16 +312,7 @@ class LiveReplay(Simulator):
         assert self.controller is not None
         while self.news and to_ms(self.news[0][0]) <= now_ms:
             what = self.news.pop(0)[1]
-            if isinstance(
-                what,
-                (
-                    messages.JobProfiled,
-                    messages.GoodputReported,
-                    messages.StopCostReported,
-                    messages.JobKept,
-                    messages.JobHeld,
-                ),
-            ):
+            if isinstance(what, ExternalEvent):
                 known = np.flatnonzero(what.jobs < self.controller.job_store.count)
                 if len(known):
                     yield _rows(what, known, what.jobs[known], now_ms / 1000)

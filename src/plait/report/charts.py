@@ -136,9 +136,7 @@ class GroupedBar:
     high: float = math.nan
 
 
-def grouped_bars_svg(
-    title: str, bars: Sequence[GroupedBar], unit: str = "", width: int = 760, up_to: float | None = None
-) -> str:
+def grouped_bars_svg(title: str, bars: Sequence[GroupedBar], width: int = 760, up_to: float | None = None) -> str:
     """Vertical bars from 0. A published value is a line across the bar, a published range a dashed box.
 
     Groups and series come in order of first appearance. The axis reaches at least `up_to`, so that
@@ -159,7 +157,7 @@ def grouped_bars_svg(
     for k in range(math.ceil(highest / step - 1e-9) + 1):
         y = bottom - k * step * scale
         parts.append(f"<path class='axis' d='M{left} {y:.1f}H{width - 8}'/>")
-        parts.append(text_at(left - 6, y + 4, f"{k * step:g}{unit}", "class='soft' text-anchor='end'"))
+        parts.append(text_at(left - 6, y + 4, f"{k * step:g}", "class='soft' text-anchor='end'"))
     span = (width - left - 8) / max(len(groups), 1)
     wide = min(34.0, 0.8 * span / max(len(series), 1))
     for bar in bars:
@@ -167,7 +165,7 @@ def grouped_bars_svg(
             continue
         at, index = groups.index(bar.group), series.index(bar.series)
         x = left + at * span + span / 2 + (index - len(series) / 2) * wide
-        parts += _bar(bar, x, wide - 3, bottom, scale, _FILLS[index % len(_FILLS)], unit)
+        parts += _bar(bar, x, wide - 3, bottom, scale, _FILLS[index % len(_FILLS)])
     for i, name in enumerate(groups):
         parts.append(text_at(left + (i + 0.5) * span, bottom + 18, name, "text-anchor='middle'"))
     head = f"<svg xmlns='http://www.w3.org/2000/svg' class='bars' viewBox='0 0 {width} {height}' width='{width}'"
@@ -180,15 +178,15 @@ def highest_of(bars: Sequence[GroupedBar]) -> float:
     return max((v for b in bars for v in (b.value, b.high) if math.isfinite(v)), default=1.0) or 1.0
 
 
-def _bar(bar: GroupedBar, x: float, wide: float, bottom: float, scale: float, fill: str, unit: str) -> list[str]:
+def _bar(bar: GroupedBar, x: float, wide: float, bottom: float, scale: float, fill: str) -> list[str]:
     y = bottom - bar.value * scale
     low, high = bottom - bar.low * scale, bottom - bar.high * scale
     known = math.isfinite(bar.low) and math.isfinite(bar.high)
     published = ""
     if known:
         shown = f"{bar.low:.3g}" if bar.low == bar.high else f"{bar.low:.3g} to {bar.high:.3g}"
-        published = f", published {shown}{unit}"
-    tip = f"<title>{escape(f'{bar.group}, {bar.series}: {bar.value:.3g}{unit}{published}')}</title>"
+        published = f", published {shown}"
+    tip = f"<title>{escape(f'{bar.group}, {bar.series}: {bar.value:.3g}{published}')}</title>"
     area = f"x='{x:.1f}' y='{y:.1f}' width='{wide:.1f}' height='{bottom - y:.1f}'"
     parts = [f"<rect {area} fill='{fill}'>{tip}</rect>"]
     if known and bar.low == bar.high:
@@ -214,13 +212,14 @@ def unit_of_time(span_s: float) -> tuple[float, str]:
     return next((one for one in _UNITS if span_s >= one[0]), _UNITS[-1])
 
 
-def series_svg(title: str, lines: Sequence[ChartLine], y_label: str, *, width: int = 560, height: int = 300) -> str:
+def series_svg(title: str, lines: Sequence[ChartLine], y_label: str, *, width: int = 560) -> str:
     """Draw `lines` over time, whose x are seconds from 0, y from 0; as many as there are pens, the rest is left out."""
     shown = lines[: len(PENS)]
     last_s = max((max(line.x, default=0.0) for line in lines), default=0.0) or 1.0
     seconds, unit = unit_of_time(last_s)
     top_x, step_x = round_up(last_s / seconds)
     top_y, step_y = round_up(max((max(line.y, default=0.0) for line in shown), default=0.0))
+    height = 300
     left, right, top, bottom = 56, width - 16, 44 + 16 * ((len(shown) + 2) // 3), height - 40
 
     def at(x: float, y: float) -> tuple[float, float]:

@@ -227,15 +227,10 @@ COUNTS = ("jobs", "finished", "failed", "cancelled", "refused", "unfinished", "e
 
 
 def write_html(
-    results: Sequence[RunResult],
-    path: str | Path,
-    *,
-    title: str = "",
-    settings: Mapping[str, str] | None = None,
-    rows: int = ROWS,
+    results: Sequence[RunResult], path: str | Path, *, title: str = "", settings: Mapping[str, str] | None = None
 ) -> None:
-    """Write the report of `results` to `path`; `title`, `settings` and `rows` as for `html_report`."""
-    write_text(path, html_report(results, title=title, settings=settings, rows=rows))
+    """Write the report of `results` to `path`; `title` and `settings` as for `html_report`."""
+    write_text(path, html_report(results, title=title, settings=settings))
 
 
 def html_report(

@@ -156,17 +156,21 @@ def _one(name: str, found: PacketResults) -> Section:
     return Section(name, figures, columns=_columns(), rows=rows, heads=("Job",), notes=notes)
 
 
-def _first_window(name: str, found: PacketResults, nodes: int, most: int = 48) -> Section:
-    picture = Markup(timeline_svg(found, nodes, most))
+#: Sequence numbers in the picture of a job's first packets.
+WINDOW = 48
+
+
+def _first_window(name: str, found: PacketResults, nodes: int) -> Section:
+    picture = Markup(timeline_svg(found, nodes))
     keys = [{"colour": colour, "name": meaning} for colour, meaning in _MARKS.values()]
-    notes = [f"Job 0: a row for each of its first {most} sequence numbers, from its first packet to its last result."]
+    notes = [f"Job 0: a row for each of its first {WINDOW} sequence numbers, from its first packet to its last result."]
     return Section(f"First packets, {name}", [picture], keys=keys, notes=notes, wide=True)
 
 
-def _marks(found: PacketResults, nodes: int, most: int) -> Iterator[tuple[int, float, str]]:
+def _marks(found: PacketResults, nodes: int) -> Iterator[tuple[int, float, str]]:
     """(Row, seconds, kind of mark) of the first packets of job 0 in the log."""
     for time, node, kind, job, seq, bitmap, _, flags, _ in found.log.tolist():
-        if job != 0 or seq >= most:
+        if job != 0 or seq >= WINDOW:
             continue
         if kind == RESULT:
             if node < nodes:
@@ -179,22 +183,22 @@ def _marks(found: PacketResults, nodes: int, most: int) -> Iterator[tuple[int, f
             yield seq, time / 1e12, "fell back" if alone and flags & COLLIDED else "sum"
 
 
-def timeline_svg(found: PacketResults, nodes: int, most: int = 48, width: int = 960) -> str:
+def timeline_svg(found: PacketResults, nodes: int) -> str:
     """The first packets of job 0: a row for each sequence number, a mark where one of its packets arrives."""
-    marks = list(_marks(found, nodes, most))
+    marks = list(_marks(found, nodes))
     begin = min((time for _, time, _ in marks), default=0.0)
     rows = np.array([row for row, _, _ in marks], dtype=np.int64)
     times = np.array([time for _, time, _ in marks]) - begin
     # The picture ends when most are finished: one that waits for its timer would make all others a point.
-    last = [float(times[rows == row].max()) for row in range(most) if (rows == row).any()]
+    last = [float(times[rows == row].max()) for row in range(WINDOW) if (rows == row).any()]
     end = 1.1 * float(np.median(last)) * 2 if last else 1.0
     end = min(end, 1.05 * float(times.max())) if len(times) else end
     seconds, unit = unit_of_time(end)
-    left, right, top, step = 40, width - 16, 24, 9
-    height = top + step * most + 40
+    width, left, right, top, step = 960, 40, 944, 24, 9
+    height = top + step * WINDOW + 40
     scale = (right - left) / (end or 1.0)
     parts = [text_at(4, 14, "seq", "class='soft'")]
-    for row in range(most):
+    for row in range(WINDOW):
         y = top + step * row + 4
         mine = times[rows == row]
         if row % 8 == 0:

@@ -395,13 +395,13 @@ class GroupPage:
         return self.words[VERSION_WORD] != self.group.version
 
 
-def come_alive(files: LockFiles, index: int, rank: int, patience_s: float = 1.0) -> None:
+def come_alive(files: LockFiles, index: int, rank: int) -> None:
     """Hold the lock that shows that process `rank` of member `index` lives.
 
-    Others check it by taking it for some microseconds, so the attempt is repeated for `patience_s` seconds. Raises
+    Others check it by taking it for some microseconds, so the attempt is repeated for a second. Raises
     `GroupError` if another process holds it.
     """
-    until = time.monotonic() + patience_s
+    until = time.monotonic() + 1.0
     while not files.lock(f"alive-{index}-{rank}.lock"):
         if time.monotonic() > until:
             raise GroupError(f"another process is member {index} rank {rank} of this group; it must end first")

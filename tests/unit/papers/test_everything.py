@@ -20,7 +20,7 @@ from plait.policies.catalog import knowledge, make_policy
 from plait.sim.run import simulate
 from plait.sim.world import make_world
 from plait_papers import everything
-from plait_papers.command import app
+from plait_papers.command import EverythingRequest, app
 from plait_papers.everything import (
     GENERATED,
     KEPT,
@@ -40,7 +40,6 @@ from plait_papers.everything import (
     table_of,
     waits,
 )
-from plait_papers.requests import EverythingRequest
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 

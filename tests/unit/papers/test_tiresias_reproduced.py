@@ -9,12 +9,12 @@ import pytest
 
 from artifact_traces import rows, write_trace
 from plait.core.errors import InputError
+from plait_papers.command import TiresiasRequest
 from plait_papers.muri import resources, testbed
 from plait_papers.muri.artifact.themis import central_shares, fair_shares
 from plait_papers.muri.compare import Folder, themis_cases, themis_rows
 from plait_papers.muri.noise import NOISE, SEEDS, cases, rows_of
 from plait_papers.muri.runs import Case, run_case
-from plait_papers.requests import TiresiasRequest
 from plait_papers.tiresias import PLACEMENTS, POLICIES, STUDIES, jobs_of, points, reproduce_tiresias
 from plait_papers.tiresias import Case as TiresiasCase
 

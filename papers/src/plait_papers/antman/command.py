@@ -19,10 +19,10 @@ from plait_papers.antman.muri_artifact import METRICS, ArtifactRow, artifact_cas
 from plait_papers.antman.runs import EVALUATION, Case
 from plait_papers.antman.variants import COMPARED, PARTS, STUDIES, Variant, bases, chosen, shapes, variants_of
 from plait_papers.antman.workload import with_seed
+from plait_papers.command import AntManRequest
 from plait_papers.evaluation import Done, Outcome, publish
 from plait_papers.muri import runs as muri
 from plait_papers.pages import PaperSection, render
-from plait_papers.requests import AntManRequest
 
 # The comparison as one self-contained HTML page, and its tables for the terminal.
 

@@ -14,12 +14,12 @@ from plait.control.compare import bootstrap
 from plait.core.errors import InputError, suggest
 from plait.core.version import __version__
 from plait.report.charts import ChartLine, lines_svg
+from plait_papers.command import InaRequest
 from plait_papers.evaluation import Outcome, publish
 from plait_papers.ina import reference
 from plait_papers.ina.cases import EVALUATION, Case, Done
 from plait_papers.ina.reference import AGGREGATORS, GOODPUT
 from plait_papers.pages import PaperSection, render
-from plait_papers.requests import InaRequest
 
 
 def reproduce_ina(request: InaRequest) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 from rich.table import Table
@@ -15,6 +16,7 @@ from plait.core.errors import InputError, suggest
 from plait.core.version import __version__
 from plait.live.notes import note
 from plait.report.charts import GroupedBar, grouped_bars_svg, highest_of
+from plait_papers.command import MuriRequest
 from plait_papers.evaluation import Outcome, publish
 from plait_papers.muri import compare, noise, resources, testbed
 from plait_papers.muri.artifact.interleaved import MATCHINGS
@@ -27,7 +29,6 @@ from plait_papers.muri.resources import ModelRow, OverTimeRow, models_section, o
 from plait_papers.muri.runs import EVALUATION, Case, Done
 from plait_papers.muri.testbed import ErrorRow, TableRow
 from plait_papers.pages import PaperSection, render
-from plait_papers.requests import MuriRequest
 
 # The comparison as one self-contained HTML page: charts like the paper's figures, and tables with provenance.
 
@@ -304,18 +305,13 @@ LEAST_NEEDED = ("guard on", "authors'", "ours", "guard on,\nover Muri", "off by"
 
 def sections(outcome: MuriOutcome) -> Iterator[PaperSection]:
     """Everything but the figures of bars, one section a kind of rows."""
-    if outcome.noise:
-        yield _noise(outcome.noise)
-    if outcome.tables:
-        yield _tables(outcome.tables)
-    if outcome.testbed:
-        yield _errors(outcome.testbed)
-    if outcome.over_time:
-        yield over_time_section(outcome.over_time)
-    if outcome.models:
-        yield models_section(outcome.models)
-    if outcome.themis:
-        yield _themis(outcome.themis)
+    parts: Sequence[tuple[Sequence[Any], Callable[[Any], PaperSection]]] = (
+        (outcome.noise, _noise), (outcome.tables, _tables), (outcome.testbed, _errors),
+        (outcome.over_time, over_time_section), (outcome.models, models_section), (outcome.themis, _themis),
+    )  # fmt: skip
+    for rows, section in parts:
+        if rows:
+            yield section(rows)
 
 
 def _noise(rows: Sequence[NoiseRow]) -> PaperSection:

@@ -21,13 +21,13 @@ from plait.core.errors import InputError, suggest
 from plait.core.version import __version__
 from plait.report.charts import GroupedBar, grouped_bars_svg
 from plait.sim.studies.cases import parse_range
+from plait_papers.command import PolluxRequest
 from plait_papers.evaluation import Outcome, publish
 from plait_papers.pages import PaperSection, render
 from plait_papers.pollux import autoscale
 from plait_papers.pollux.runs import AUTOSCALE, EVALUATION, Case, Done
 from plait_papers.pollux.settings import read_setting
 from plait_papers.pollux.world import PERCENTILE_RULE
-from plait_papers.requests import PolluxRequest
 
 # The comparison as one self-contained HTML page.
 

@@ -11,7 +11,6 @@ again, and `sums` is not valid.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -237,13 +236,13 @@ class Times(NamedTuple):
     decode_s: float
 
 
-def transfer(client: AggregationClient, link: Link, clock: Callable[[], int] = time.monotonic_ns) -> tuple[bool, Times]:
+def transfer(client: AggregationClient, link: Link) -> tuple[bool, Times]:
     """Send the tensor that was started and receive its sums; returns whether all are here.
 
     Blocks the calling thread, without the interpreter's lock for nearly all of the time. Raises `OSError` if the socket
     fails.
     """
-    filling = unpacking = 0
+    clock, filling, unpacking = time.monotonic_ns, 0, 0
     begin = now = clock()
     good = True
     while not client.finished and good:

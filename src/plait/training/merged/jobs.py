@@ -37,7 +37,7 @@ from plait.core.resources import Resource
 from plait.runtime.gate_choice import GateChoice
 from plait.runtime.gates import GroupMember as Mate
 from plait.runtime.gates import make_group
-from plait.runtime.page import STOP_GRACEFULLY, STOP_NOW, VERSION, Page
+from plait.runtime.page import STOP_GRACEFULLY, VERSION, Page
 from plait.training.attachment import attach
 from plait.training.job import Job
 from plait.training.merged import thread_jobs
@@ -344,9 +344,9 @@ class Merged:
                 page.close()
             shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def stop(self, index: int, *, now: bool = False) -> None:
-        """Ask one job to end at its next step boundary, after a checkpoint unless `now`."""
-        self._pages[index].stop = STOP_NOW if now else STOP_GRACEFULLY
+    def stop(self, index: int) -> None:
+        """Ask one job to end at its next step boundary, after a checkpoint."""
+        self._pages[index].stop = STOP_GRACEFULLY
 
     def stop_all(self) -> None:
         """Ask all jobs to end, as `stop` does."""
