@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.control.metrics import UTILISATION, RunResult
+from plait.control.metrics import UTILISATION
 from plait.core.arrays import FloatArray
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
@@ -82,15 +82,7 @@ def simulate_own(
     case = Case(trace, all_jobs, policy, cluster, world, seed, placement=PLACEMENT, rule=FREELY)
     begin = time.process_time()
     result = run_case(case, ended=ended)
-    return _figures(result, time.process_time() - begin)
-
-
-def _in_parts(values: FloatArray) -> list[float]:
-    """Means of as many neighbours each as leave `PARTS` of them; equal bins, so all count alike."""
-    return [float(part.mean()) for part in np.array_split(values, min(PARTS, len(values)))]
-
-
-def _figures(result: RunResult, cpu_s: float) -> dict[str, Any]:
+    cpu_s = time.process_time() - begin
     rows, summary = result.jobs, result.summary
     columns = {
         "row": rows["number"],
@@ -115,3 +107,8 @@ def _figures(result: RunResult, cpu_s: float) -> dict[str, Any]:
         "series": {"at_s": _in_parts(result.series["to_s"] - result.series["from_s"][0])}
         | {name: _in_parts(result.series[name]) for name in OVER_TIME},
     }
+
+
+def _in_parts(values: FloatArray) -> list[float]:
+    """Means of as many neighbours each as leave `PARTS` of them; equal bins, so all count alike."""
+    return [float(part.mean()) for part in np.array_split(values, min(PARTS, len(values)))]
