@@ -203,5 +203,11 @@ def _parameter(one: Declared) -> Any:
     option = one.option
     flags = [*([f"-{option.short}"] if option.short else []), f"--{one.word}"]
     return typer.Option(
-        *reversed(flags), help=one.text, min=option.least, max=option.most, metavar=option.metavar, envvar=option.env
+        *reversed(flags),
+        help=one.text,
+        min=option.least,
+        max=option.most,
+        metavar=option.metavar,
+        envvar=option.env,
+        show_default=False,  # the help has it, also of values that mean something else
     )

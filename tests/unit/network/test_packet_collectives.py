@@ -153,6 +153,7 @@ def test_background_traffic_is_lost_and_marked_and_ends_with_the_jobs() -> None:
         ("tree", 4, {"loss_up": 0.1}, "sends no packet again, and loss_up"),
         ("ring", 4, {"queue_packets": 9}, "overflow pause"),
         ("ring", 4, {"background": 1.0}, "background is 1"),
+        ("ring", 4, {"background_flows": "websearch"}, "give a background"),
     ],
 )
 def test_all_reduces_that_cannot_be(collective: str, workers: int, more: dict[str, object], message: str) -> None:

@@ -217,6 +217,10 @@ class Scenario:
                 raise InputError(f"{name} is {getattr(self, name):g}; it takes 0 to 900,000 seconds")
         if not 0 <= self.background < 1:
             raise InputError(f"background is {self.background:g}; it takes 0 to less than 1")
+        if self.background_flows != "even" and not self.background:
+            raise InputError(
+                f"background_flows is {self.background_flows} and background 0; give a background, e.g. 0.3"
+            )
         self._check_lossless()
         for name, known in (("overflow", OVERFLOWS), ("pipeline", PIPELINES), ("background_flows", FLOW_SIZES)):
             if getattr(self, name) not in known:
