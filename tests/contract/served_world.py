@@ -153,7 +153,6 @@ class Served(World):
                 process.send(signal.SIGCONT)
 
     def restart(self) -> None:
-        assert self._service is not None
         self._service.kill()
         self._service.wait()
         self._spawn()

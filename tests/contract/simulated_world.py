@@ -89,7 +89,6 @@ class Simulated(World):
         from plait.live.service.http.routes.jobs import whole_job
 
         stored = self.fleet.store.job(number, self.fleet.now_s)
-        assert stored is not None
         row = self.fleet.engine.jobs([number], self.fleet.now_s).get(number, stored.row)
         found: Json = msgspec.to_builtins(whole_job(stored, row, secrets=False))
         return found

@@ -54,10 +54,8 @@ def test_those_of_this_machine_are_ended_and_those_of_others_left_alone(layout: 
     )
     child = subprocess.Popen([sys.executable, "-c", code, str(layout.home)], stdout=subprocess.PIPE)
     try:
-        assert child.stdout is not None
         assert child.stdout.readline() == b"up\n"
         found = daemon.running(layout, "keeper-2")
-        assert found is not None
         assert found.pid == child.pid
         foreign = layout.home / "keeper-3.json"
         foreign.write_text(f'{{"pid": {child.pid}, "start_time": {found.start_time}, "boot": "another machine"}}')

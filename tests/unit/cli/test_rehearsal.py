@@ -103,7 +103,6 @@ def test_what_no_checkpoint_has_is_named(
 ) -> None:
     result = verdict(tmp_path, monkeypatch, loop)
     assert not result.resumes
-    assert result.difference is not None
     assert result.difference.step > result.stops[0]
     assert named in " ".join([*result.causes, result.problem])
     assert result.noise_from is None
@@ -113,7 +112,6 @@ def test_early_stopping_in_locals_takes_another_number_of_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = verdict(tmp_path, monkeypatch, EARLY_STOPPING)
-    assert result.difference is not None
     assert (result.difference.kind, result.difference.step) == ("length", result.steps + 1)
     assert "best (" in result.causes[0]
     assert "wait (" in result.causes[0]
@@ -190,7 +188,6 @@ def test_hidden_state_of_a_recurrent_network_is_named(tmp_path: Path, monkeypatc
     monkeypatch.setitem(globals(), "BEGIN", "")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     result = verdict(tmp_path, monkeypatch, HIDDEN_STATE)
-    assert result.difference is not None
     assert (result.difference.kind, result.difference.step) == ("losses", result.stops[0] + 1)
     assert any("h (Tensor" in cause for cause in result.causes)
     assert (result.stops[0] - 1) % 6 != 5, "a stop is in mid-epoch"
@@ -202,7 +199,6 @@ def test_the_loader_that_lost_its_place_is_found() -> None:
         return Trace({n: {"batches": [["loader", number, 8, ""]]} for n, number in enumerate(numbers, 1)})
 
     found = first_difference(trace([1, 2, 3, 4]), trace([1, 2, 1, 2]), LossNoise())
-    assert found is not None
     assert (found.step, found.kind, found.got) == (3, "batches", "batch 1 of 8 of 'loader'")
 
 

@@ -245,7 +245,6 @@ def test_what_was_measured_of_the_network_is_in_the_view_and_decides_nothing() -
     controller.handle(NetworkReported(1.0, ints(0, 1), floats(1e9, 2e9), floats(0.5, math.nan), floats(0.5, 0.0)))
     controller.handle(NetworkReported(2.0, ints(1), floats(3e9), floats(1.0), floats(0.0)))
     seen = controller.view().network
-    assert seen is not None
     assert [seen.jobs.tolist(), seen.bits_per_s.tolist(), seen.aggregated.tolist()] == [[0, 1], [1e9, 3e9], [0.5, 1.0]]
     assert not controller.changed
     controller.handle(finish(0, 3.0))
@@ -276,7 +275,6 @@ def test_grants_outlive_a_restart_from_a_snapshot() -> None:
     small, numbers = of_active(controller)
     assert numbers.tolist() == [1, 2]
     assert (small.grants, dict(small.plan.network_notes)) == ((region(0, 0, 8, routes=(1, 2)),), {1: "why not"})
-    assert small.network is not None
     assert small.network.jobs.tolist() == [0]
     (ended,) = small.handle(finish(0, 4.0))
     assert ended.released.tolist() == [0]

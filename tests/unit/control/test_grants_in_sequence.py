@@ -126,7 +126,6 @@ def _decide(controller: Controller, policy: Drawn, required: set[int], at_s: flo
     else:
         refused = False
     view, proposed = policy.view, policy.plan
-    assert view is not None
     assert proposed is not None
     kept = set(view.jobs.number[view.keeps.rows].tolist()) - had
     assert refused == (not valid(keep_running(view, proposed), view.cluster, required, kept))

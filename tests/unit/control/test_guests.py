@@ -260,14 +260,12 @@ def test_usage_is_what_was_reported_last_of_each_gpu_and_of_each_running_job() -
     c.handle(used(1.0, floats(0.5, 0.25), floats(8e9), ints(0, 1), floats(0.1, 0.2)))
     c.handle(used(2.0, floats(NAN, 0.75, 0.0), floats(NAN), ints(1), floats(0.3)))
     usage = c.view().usage
-    assert usage is not None
     np.testing.assert_array_equal(usage.utilisation, floats(0.5, 0.75, 0.0, NAN))
     np.testing.assert_array_equal(usage.memory_bytes, floats(8e9, NAN, NAN, NAN))
     assert (usage.jobs.tolist(), usage.step_s.tolist()) == ([0, 1], [0.1, 0.3])
     c.handle(finish(0, 3.0))
     c.handle(used(3.0, floats(), floats(), ints(), floats()))
     c.handle(messages.NodeLost(4.0, "n0"))
-    assert c.usage is not None
     assert c.usage.jobs.tolist() == [1]
     np.testing.assert_array_equal(c.usage.utilisation, floats(NAN, NAN, 0.0, NAN))
     c.handle(messages.NodeJoined(5.0, Node("n2", 1)))
@@ -396,7 +394,6 @@ def test_a_snapshot_keeps_guests_reservations_and_usage() -> None:
     again = restore(json.loads(json.dumps(snapshot(c), allow_nan=False)), c.policy)
     assert list(again.running) == list(c.running)
     assert again.view().reservations == c.view().reservations
-    assert again.usage is not None
     np.testing.assert_array_equal(again.usage.utilisation, floats(0.5, NAN, NAN, NAN))
     assert snapshot(again) == snapshot(c)
     assert not {"reservations", "usage"} & set(snapshot(running([Plan.of([host(0, 0)])], 1)[0]))
@@ -423,6 +420,5 @@ def test_a_controller_of_the_active_jobs_renumbers_reservations_and_usage() -> N
     assert numbers.tolist() == [1, 2, 3]
     assert list(small.running) == [host(0, 0), guest(1, 0)]
     assert small.view().reservations == (Reservation(2, (2, 3)),)
-    assert small.usage is not None
     assert small.usage.jobs.tolist() == [0, 1]
     assert small.usage.step_s.tolist() == [0.1, 0.2]

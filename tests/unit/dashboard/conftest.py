@@ -17,7 +17,6 @@ def world(tmp_path: Path) -> Iterator[World]:
 @pytest.fixture
 def http(world: World) -> Iterator[TestClient]:
     with TestClient(world.app, raise_server_exceptions=False) as client:
-        assert client.portal is not None
         world.loop = client.portal.call(_loop)
         yield client
 

@@ -594,7 +594,6 @@ def test_the_simulated_queue_knows_the_runs_before_of_the_same_script(world: Wor
         assert set(state["left_s"]) == {"9", "10", "11"}
         assert set(state["left_from"].values()) == {"3 ended jobs of the same user, command and size"}
         simulated = foresee(state)
-        assert simulated is not None
         found = {job: eta.end.said for job, eta in simulated.honest.etas.items()}
         for job, most_s in (*zip(short, (60.0, 120.0), strict=True), (stated, 180.0)):
             assert 1.0 < found[int(job.removeprefix("j-"))][1] < most_s
@@ -608,7 +607,6 @@ def test_the_simulated_queue_knows_the_runs_before_of_the_same_script(world: Wor
     assert quick["wide_s"][0] < found[10][1] < quick["wide_s"][1]
     old = {**answers[0], "left_s": {}, "left_from": {}}  # of a service that does not say it
     untold = foresee(old)
-    assert untold is not None
     assert max(eta.end.middle_s for eta in untold.honest.etas.values()) > 1000.0
 
 

@@ -130,7 +130,6 @@ def test_background_traffic_that_takes_all_of_a_link_is_refused_with_the_share_t
     with pytest.raises(InputError, match=message) as raised:
         busy(0.3)
     limit = re.search(r"give less than ([0-9.]+),", str(raised.value))
-    assert limit is not None
     assert busy(0.99 * float(limit[1])).goodput_bits_per_s > 0
     with pytest.raises(InputError, match="give less than"):
         busy(float(limit[1]))

@@ -34,7 +34,6 @@ def as_networkx(made: Graph) -> nx.Graph:
 
 def test_leaf_spine_has_the_oversubscription_that_was_asked_for() -> None:
     made = networked(Cluster.parse("8x4@4"), "leaf-spine:oversubscription=4,spines=2,link_gbps=100").network
-    assert made is not None
     assert [switch.id for switch in made.switches] == ["leaf0", "leaf1", "spine0", "spine1"]
     up = [link.bits_per_s for link in made.links if link.b.startswith("spine")]
     assert up == [50e9] * 4  # a rack sends 400 Gb/s, 100 Gb/s of it through two spines
@@ -42,14 +41,12 @@ def test_leaf_spine_has_the_oversubscription_that_was_asked_for() -> None:
 
 def test_racks_of_different_size_get_uplinks_of_their_own() -> None:
     made = networked(Cluster.parse("3x8@2"), "leaf-spine:spines=1").network
-    assert made is not None
     assert [link.bits_per_s for link in made.links if link.b == "spine0"] == [200e9, 100e9]
 
 
 @pytest.mark.parametrize("k", [2, 4, 6])
 def test_fat_trees_have_their_published_counts(k: int) -> None:
     made = networked(Cluster.parse(f"{k**3 // 4}x1"), "fat-tree").network
-    assert made is not None
     tiers = [switch.tier for switch in made.switches]
     assert [tiers.count(tier) for tier in (1, 2, 3)] == [k * k // 2, k * k // 2, k * k // 4]
     assert len(made.links) == 3 * k**3 // 4
@@ -66,7 +63,6 @@ def test_nodes_that_do_not_fill_a_fat_tree_take_the_smallest_that_fits() -> None
 
 def test_rails_join_equal_cards_of_a_rack() -> None:
     made = networked(Cluster.parse("6x4@3"), "rail:link_gbps=50").network
-    assert made is not None
     assert sum(switch.tier == 1 for switch in made.switches) == 2 * 4
     ends = {str(link) for link in made.links if link.a in ("n0", "n3")}
     assert ends == {f"n0-rack0-rail{r}" for r in range(4)} | {f"n3-rack1-rail{r}" for r in range(4)}

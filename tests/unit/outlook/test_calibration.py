@@ -103,9 +103,7 @@ def world(home: Path, *, busy: bool, starts: int, seed: int) -> tuple[list[bool]
             if record is None or record.attempt is not None:
                 continue
             found = foresee(fleet.engine.state_for_forecast(fleet.now_s)())
-            assert found is not None
             raw, honest = found.raw.etas[job], found.honest.etas[job].start
-            assert raw.start is not None
             assert honest is not None
             fleet.engine.foreseen(job, raw.start.said_json(), raw.end.said_json(), fleet.now_s)
             said[job] = (fleet.now_s, honest.low_s, honest.high_s)

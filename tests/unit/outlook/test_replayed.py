@@ -89,7 +89,6 @@ def test_a_log_that_was_changed_is_found_out(log):
     row = next(r for r in log.rows if any(c["type"] == "Launch" for c in r["commands"]))
     row["commands"][0]["groups"][0]["jobs"] = [1]
     answer = replay(read_rows(log.rows))
-    assert answer.difference is not None
     assert answer.difference.seq == row["seq"]
     assert "the log has" in str(answer.difference)
 

@@ -144,9 +144,7 @@ def test_ratios_are_of_means_and_stand_beside_the_published_ones() -> None:
     rows = {row.variant: row for row in rows_of(asked, done) if row.at == asked[0].at}
     assert list(rows) == [variant.name for variant in COMPARED]
     jct = rows["yarn-cs"].jct
-    assert jct is not None
     assert (jct.ours, jct.low, jct.high, jct.published) == (500 / 150, 2.0, 6.0, 2.05)
-    assert rows["gandiva"].makespan is not None
     assert rows["gandiva"].makespan.published == 1.67
     assert rows["yarn-cs, preempting"].killed_published == 0.46
     assert rows["antman, guaranteed jobs alone"].jct is None  # other jobs: no ratio

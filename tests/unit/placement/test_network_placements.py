@@ -266,7 +266,6 @@ def levelled_servers(workers: IntArray, parts: FloatArray) -> IntArray:
         program.put(row, np.arange(k) * n + node, parts * (workers.sum() - 2.0 * workers[node]))
         program.put(row, np.array([n * k]), -1.0)
     found = solve(program, whole=np.append(np.ones(n * k, dtype=bool), False))
-    assert found is not None
     return np.argmax(found.values[:-1].reshape(k, n), axis=1)
 
 

@@ -87,7 +87,6 @@ def test_openb():
     assert table.meta["rows_dropped"] == {"never_started": 897}
     assert (table["state"] == "running").sum() == 34
     assert np.median(table["duration_s"][table["x_phase"] == "Running"]) == 839
-    assert table.nodes is not None
     assert (len(table.nodes["gpus"]), table.nodes["gpus"].sum()) == (1213, 6212)
 
 

@@ -249,7 +249,6 @@ def test_a_tiresias_trace_brings_its_cluster_file(tmp_path):
     cluster = tmp_path / "cluster.csv"
     cluster.write_text("num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node\n2,3,8,64,256\n")
     table = read_trace(FIXTURES / "tiresias.csv", nodes=cluster)
-    assert table.nodes is not None
     assert table.nodes["rack"].tolist() == ["s0"] * 3 + ["s1"] * 3
     assert [node.gpus for node in cluster_of(table).nodes] == [8] * 6
     cluster.write_text("num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node\n")

@@ -69,13 +69,11 @@ class Forker:
         folder = Path(env["PLAIT_RUN_DIR"])
         order = {"script": str(SCRIPTS / script), "args": list(args), "env": env, "folder": str(folder)}
         order["finalise"] = finalise
-        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
         return Attempt(folder)
 
     def close(self) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.kill()  # it may still import; its copies end with it
         self.process.wait(10)

@@ -124,7 +124,6 @@ def test_times_are_fitted_beside_training_and_a_better_batch_is_taken() -> None:
     sizes = trained(loader, Clock(), 60)
     assert sizes[:60] == [10] * 60
     theta = loader.decisions.fitter.theta
-    assert theta is not None
     assert theta[0] + 10 * theta[1] == pytest.approx(1.1, rel=0.02)
     assert max(sizes) > 20
     assert loader.plan.latest == choose(loader.limits, theta, loader.decisions.noise, 1, 1, loader.plan.latest)
@@ -211,7 +210,6 @@ def test_what_is_told_to_the_agent(tmp_path: Any) -> None:
         report_estimate(page, THETA, Noise(), loader.timings)
         report_progress(page, 7.5, 30.0, 64)
         told = page.goodput
-        assert told is not None
         assert told[: len(THETA)] == THETA
         assert (told[Estimate.SQR], told[Estimate.VAR], told[Estimate.PROFILED_GPUS]) == (1, 4, 1)
         assert np.isnan(told[Estimate.RESTART_S])

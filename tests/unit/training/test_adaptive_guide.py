@@ -74,7 +74,6 @@ def test_one_then_four_then_two_ranks_train_on_and_report_what_they_learned(tmp_
     assert told["known"]
     with Page.open(gang[0].folder / "page.bin", mapped=False) as page:
         numbers = page.goodput
-        assert numbers is not None
         assert all(number > 0 for number in numbers[:THETA])
         assert numbers[Estimate.PROFILED_GPUS] == 4
         assert numbers[Estimate.VAR] > 0

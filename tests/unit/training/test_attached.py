@@ -90,7 +90,6 @@ def test_the_profile_of_a_scripted_job(forker: Forker, tmp_path: Path) -> None:
     attempt, _ = played(forker, tmp_path / "j-1", "stages")
     page, profile = attempt.page, attempt.page.profile
     assert (page.steps, page.total_iterations) == (60, 60)
-    assert profile is not None
     assert profile.samples >= 20
     assert profile.stage_s[CPU] >= 0.002
     assert profile.stage_s[GPU] >= 0.006

@@ -54,7 +54,6 @@ def by_samples(gradients: list[torch.Tensor], parts: list[slice], examples: int 
 
 
 def same(one: Estimate | None, other: Estimate, rel: float = 1e-5) -> None:
-    assert one is not None
     # A product of two gradients may be near 0; its float32 rounding is that of the squares it is the difference of.
     assert one.sqr == pytest.approx(other.sqr, rel=rel, abs=1e-6 * max(other.var))
     assert one.var == pytest.approx(other.var, rel=rel)
@@ -150,7 +149,6 @@ def test_what_is_not_finite_shows_in_the_estimate(bad: float) -> None:
     b = b.clone()
     b[3] = bad
     made = world.step([a, b])
-    assert made is not None
     assert not math.isfinite(made.sqr[0])
 
 

@@ -59,7 +59,6 @@ def test_a_script_with_another_hook_is_in_the_report_of_the_rank(alone, tmp_path
     state._engine = Engine(Group(), Session(None, 0, 2), give_up_after=3, folder=str(tmp_path))
     state.not_used("the script has one of its own")
     found = read_report(tmp_path)
-    assert found is not None
     assert (found.mode, found.reason, found.aggregated) == ("gloo", "the script has one of its own", 0)
     assert found.events[-1].text == "gradients are not aggregated: the script has one of its own"
     assert "gradients are not aggregated" in (tmp_path / "plait.log").read_text()

@@ -55,7 +55,6 @@ def test_what_no_rank_could_use_is_refused(tmp_path, changed, message) -> None:
 def test_a_rank_reads_the_file_again_only_when_it_changes(tmp_path, monkeypatch) -> None:
     assert GrantFile.of({}) is None
     grants = GrantFile.of({VARIABLE: str(tmp_path / "network.json")})
-    assert grants is not None
     assert grants.newest() is None
     assert "does not exist" in grants.trouble
     write_grant(grants.path, GRANT)
@@ -107,7 +106,6 @@ def test_a_report_comes_back_with_its_shares(tmp_path) -> None:
     )
     write_report(tmp_path, report)
     found = read_report(tmp_path)
-    assert found is not None
     assert replace(found, events=tuple(found.events)) == report
     assert (found.fallback_share, found.collided_share, found.resend_share) == (0.25, 0.25, 0.1)
     assert NetworkReport().fallback_share == NetworkReport().collided_share == NetworkReport().resend_share == 0

@@ -42,12 +42,10 @@ def started(folder: Path, script: str, *, direct: bool = True, epoch: int = 1, *
 def test_the_first_step_writes_down_the_command_and_the_installed_modules(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("")
     first = started(tmp_path, "import colorsys, mine\n" + STEP)
-    assert first is not None
     assert {"colorsys", "json", "plait.training.attached_job"} <= set(first["modules"])
     assert not {"mine", "__main__", "sitecustomize"} & set(first["modules"])
     # An attempt on one GPU needs less: what several ranks had imported is kept.
     second = started(tmp_path, "import chunk\n" + STEP, epoch=2)
-    assert second is not None
     assert {"colorsys", "chunk"} <= set(second["modules"])
 
 
