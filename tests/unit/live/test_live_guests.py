@@ -69,8 +69,7 @@ def test_a_service_that_starts_again_assigns_the_same(shared: Cluster) -> None:
 
 
 def test_a_guest_outlives_its_host_and_starts_no_second_time(shared: Cluster) -> None:
-    shared.nodes[0].end(0)
-    shared.pass_s(3.2)
+    shared.nodes[0].end(0, then_s=3.2)
     assert (shared.state(0), shared.state(1)) == ("finished", "running")
     assert runs(shared.nodes[0])[1].epoch == 1
     assert shared.engine.explain(1, shared.now).summary.startswith(
@@ -120,8 +119,7 @@ def test_a_guest_without_room_goes_back_to_the_queue_and_never_fails(shared: Clu
     # Its agent knows at once what it needs, and lets it wait rather than start; later news make no new assignment.
     before = runs(shared.nodes[0])[1]
     assert before.device_bytes == 4 * GB
-    shared.nodes[0].report(1, memory=Memory(9 * GB, 5 * GB), sharing=None)
-    shared.pass_s(2.2)
+    shared.nodes[0].report(1, memory=Memory(9 * GB, 5 * GB), sharing=None, then_s=2.2)
     assert runs(shared.nodes[0])[1] == before
 
 
@@ -173,8 +171,7 @@ def test_a_throttled_guest_is_shown_with_its_share_and_what_it_got(shared: Clust
 
 def test_a_throttled_guest_without_steps_stands_still_only_if_it_is_frozen(shared: Cluster) -> None:
     for duty, steps in ((0.34, []), (0.0, [30.0])):
-        shared.nodes[0].report(1, held_s=30.0, sharing=Sharing(True, 0.35, throttled="cgroup", duty=duty))
-        shared.pass_s(11.0)
+        shared.nodes[0].report(1, held_s=30.0, sharing=Sharing(True, 0.35, throttled="cgroup", duty=duty), then_s=11.0)
         usage = shared.engine.state.controller.usage
         assert (usage.step_s.tolist() if usage is not None else []) == steps
 
@@ -276,8 +273,7 @@ def test_a_guest_that_gets_nothing_is_seen_to_stand_still(shared: Cluster) -> No
     shared.nodes[0].report(1, held_s=30.0)  # it has not made one step yet
     shared.pass_s(11.0)
     assert shared.engine.state.controller.view().usage.step_s.tolist() == [30.0]
-    shared.nodes[0].report(1, step_s=0.1, held_s=60.0, last_step_s=10.0)
-    shared.pass_s(11.0)
+    shared.nodes[0].report(1, step_s=0.1, held_s=60.0, last_step_s=10.0, then_s=11.0)
     assert shared.engine.state.controller.view().usage.step_s.tolist() == [50.0]
 
 
@@ -412,24 +408,19 @@ def test_some_policy_of_the_catalogue_has_guests() -> None:
 
 def test_explain_says_that_a_host_reports_no_steps(shared: Cluster) -> None:
     shared.nodes[0].report(0, steps=0.0, step_s=None)
-    shared.nodes[0].report(1, sharing=Sharing(True, 0.0, 0.0, "run", [0]))
-    shared.pass_s(0.6)
+    shared.nodes[0].report(1, sharing=Sharing(True, 0.0, 0.0, "run", [0]), then_s=0.6)
     why = "because j-0 has reported no steps, and leaves it nothing before that;"
     assert why in summary(shared, 1)
-    shared.nodes[0].report(1, sharing=Sharing(True, 0.0, 1.0, "pause", [0]))
-    shared.pass_s(0.6)
+    shared.nodes[0].report(1, sharing=Sharing(True, 0.0, 1.0, "pause", [0]), then_s=0.6)
     assert why in summary(shared, 1)
-    shared.nodes[0].report(0, steps=5.0, step_s=0.5)
-    shared.pass_s(0.6)
+    shared.nodes[0].report(0, steps=5.0, step_s=0.5, then_s=0.6)
     assert "because j-0 needs the memory;" in summary(shared, 1)
-    shared.nodes[0].report(1, sharing=Sharing(True, 0.0, 0.0, "run", [0]))
-    shared.pass_s(0.6)
+    shared.nodes[0].report(1, sharing=Sharing(True, 0.0, 0.0, "run", [0]), then_s=0.6)
     assert "because the steps of j-0 are being measured without it," in summary(shared, 1)
 
 
 def test_guests_are_no_reason_why_a_guaranteed_job_waits(shared: Cluster) -> None:
-    shared.submit({}, OPPORTUNISTIC)
-    shared.pass_s(2.2)
+    shared.submit({}, OPPORTUNISTIC, then_s=2.2)
     ahead = {job: [one.id for one in shared.engine.explain(job, shared.now).blockers] for job in (2, 3)}
     assert ahead == {2: ["j-0"], 3: ["j-1", "j-0"]}
 

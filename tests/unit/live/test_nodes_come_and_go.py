@@ -138,8 +138,7 @@ def test_a_leaving_node_gets_no_new_work_and_says_so_again_after_a_restart(clust
     jobs = cluster.submit(*[{} for _ in range(4)], then_s=2.2)
     assert not node.jobs()
     assert [cluster.state(job) for job in jobs].count("running") == 2
-    cluster.restart()
-    cluster.pass_s(2.2)
+    cluster.restart(then_s=2.2)
     assert shown(cluster) == {"n0": "leaving", "n1": "ready"}
     assert not node.jobs()
 
