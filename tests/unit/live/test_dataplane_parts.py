@@ -19,9 +19,8 @@ from plait.core.errors import InputError
 from plait.live.dataplane.control import SwitchControl
 from plait.live.dataplane.faults import DIRECTIONS, HELD_NS, TO_SWITCH, TO_WORKER, Faults, LinkFault
 from plait.live.dataplane.members import Members
-from plait.live.dataplane.operations import Operations
 from plait.live.dataplane.packet_rows import PacketRows
-from plait.live.dataplane.process import ControlSocket, resolve
+from plait.live.dataplane.process import ControlSocket, Operations, resolve
 from plait.live.dataplane.server_plane import ServerPlane
 from plait.live.dataplane.switch_plane import SwitchPlane
 from plait.network.protocol import header
