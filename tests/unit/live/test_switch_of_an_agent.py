@@ -14,9 +14,9 @@ from typing import Any, cast
 import pytest
 
 from plait.core.errors import InputError
-from plait.live.agent.network import switch_host
-from plait.live.agent.network.switch_host import Leases, SwitchHost
+from plait.live.agent import switch_host
 from plait.live.agent.processes.attempt import RankFiles
+from plait.live.agent.switch_host import Leases, SwitchHost
 from plait.live.layout import Layout
 from plait.live.protocol.wire import Lease, SwitchOrder
 from plait.live.system import procs

@@ -21,7 +21,6 @@ from plait.live.agent.gates import Gates
 from plait.live.agent.journal import Journal, Key
 from plait.live.agent.lease import NodeLease
 from plait.live.agent.monitor import Monitor
-from plait.live.agent.network.switch_host import SwitchHost
 from plait.live.agent.node import AgentOptions
 from plait.live.agent.processes import launch
 from plait.live.agent.processes.attempt import LocalAttempt
@@ -30,6 +29,7 @@ from plait.live.agent.processes.job_files import read_claim
 from plait.live.agent.processes.runner import EXIT_BYTES
 from plait.live.agent.processes.successor import Successor
 from plait.live.agent.sharing import Coordinator, hold_back, neighbours
+from plait.live.agent.switch_host import SwitchHost
 from plait.live.layout import Layout, make_private
 from plait.live.protocol.leases import LEASE_SHARE, LOST_S
 from plait.live.protocol.wire import ENDED, PREEMPTED, RUNNING, STARTING, STOPPING, GroupInfo, Run

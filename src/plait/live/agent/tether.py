@@ -1,4 +1,4 @@
-"""`python -m plait.live.agent.network.tether PARENT PROGRAM ...`: become a program that does not outlive its agent.
+"""`python -m plait.live.agent.tether PARENT PROGRAM ...`: become a program that does not outlive its agent.
 
 The kernel ends it when the agent's thread that started it ends, so that no switch is left without an agent that frees
 the memory that jobs leave in it. PARENT is the pid of the agent.

@@ -415,7 +415,7 @@ class PlaneProcesses:
         control = f"{self._sockets}.{kind}"
         given = {"name": self.order.name, "listen": f"{self.order.address}:0", "control": control, **values}
         words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-        tether = [sys.executable, "-P", "-m", "plait.live.agent.network.tether", str(os.getpid())]
+        tether = [sys.executable, "-P", "-m", "plait.live.agent.tether", str(os.getpid())]
         command = [*tether, sys.executable, "-m", "plait.live.dataplane", kind, *words]
         environment = {**os.environ, procs.MARK: f"{self._mark}:{kind}-{self.order.name}:0:0"}
         with open(self._log, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
