@@ -1,7 +1,5 @@
 """Adaptive and fixed trainings on the CPU slots of a real cluster, and what the simulator would have foretold."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """A switch and a server as processes, and ranks under DDP that a process with torch forks: what tests of both share."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -1,7 +1,5 @@
 """`plait ...` as a user types it, on a cluster of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A cluster for each test, of which nothing is left afterwards."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """A Ray cluster on this machine for tests: real `ray start` processes, whose parts can be killed one by one."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal

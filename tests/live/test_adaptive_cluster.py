@@ -1,7 +1,5 @@
 """Real trainings that adapt, on CPU slots under `pollux`: sizes change, no sample is lost, nothing is learnt worse."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Processes of jobs under a real agent: started, ended, stopped, killed, limited; nothing of them is left."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

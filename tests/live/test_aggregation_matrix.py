@@ -4,8 +4,6 @@ Sums are those of whole numbers, all ranks end with the same parameters, and no 
 forked from one process, because importing torch takes longer than fifty steps.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Real ranks under DDP, a real switch and a real server over loopback: exact sums, equal parameters, no deadlock."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A real cluster on CPU slots, from `plait up` to `plait down`, as a user sees it. Nothing of it needs PyTorch."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Agents on this machine: started, kept over the service's life, started again, ended with or without jobs."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Jobs that share a process under a real agent: one pid, and each its own log, stop and end; none harms another's."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

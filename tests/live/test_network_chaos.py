@@ -4,8 +4,6 @@ Every job ends once, all its ranks have the same weights to the bit, and these a
 PLAIT_SLOW=1 takes 50 faults, not 4; CHAOS_SEED is the plan of faults.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

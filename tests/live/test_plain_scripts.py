@@ -1,7 +1,5 @@
 """Ordinary scripts on a real cluster under the default policy: none is stopped, so none begins twice."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

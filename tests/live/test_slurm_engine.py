@@ -4,8 +4,6 @@ Allocations come and go with the queue, and what Slurm does to them (time limits
 no more than the steps since their last checkpoint: they end with the weights of a run that nobody disturbed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

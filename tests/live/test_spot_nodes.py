@@ -1,7 +1,5 @@
 """Nodes that are taken away with a notice, as spot machines are: jobs are checkpointed and go on elsewhere."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Scripts that exit with 0 when they are stopped go on later; failures that repeat end; losses are refused."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

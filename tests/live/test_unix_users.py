@@ -3,8 +3,6 @@
 Needs root, `useradd`, and a Python that other accounts can run; the accounts are removed afterwards.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pwd

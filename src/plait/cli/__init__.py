@@ -5,8 +5,6 @@ A command is imported and built when it is called, and its module imports little
 Exit codes: 0 done; 1 unexpected; 2 the input or an option is wrong; 4 a plan or a simulation cannot be; 130 Ctrl-C.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

@@ -1,7 +1,5 @@
 """The commands, put together."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

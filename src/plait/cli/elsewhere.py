@@ -1,7 +1,5 @@
 """Commands and options of other schedulers, and what does the same here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 

@@ -1,7 +1,5 @@
 """The cluster that an option names: a short text such as `16x8@4`, or a file in TOML; and its network."""
 
-from __future__ import annotations
-
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 

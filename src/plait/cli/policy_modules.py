@@ -6,8 +6,6 @@ to simulate the queue. Modules that a remote service or a log names are never im
 log give it with `--allow-policy`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From the command line of `plait submit` to requests: files, options, the environment, checks before sending."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A small DDP training without a line about aggregation: OUT SEED STEPS PAUSE_S; it writes its weights at the end."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

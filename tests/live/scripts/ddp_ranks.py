@@ -6,8 +6,6 @@ and .pid the process whose end is the end of all of them. With `way` "plain" no 
 import hook of a job under plait does it, "ina": the two lines, "own": as auto, with a hook of the script's own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 `headers`: of every answer.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The demo of classes: what it makes of the records of its jobs; the whole of it where clusters are started."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`plait reproduce antman` with pretended runs but for one, and jobs that share GPUs with guests in listings."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

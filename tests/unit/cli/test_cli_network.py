@@ -1,7 +1,5 @@
 """`plait network`, and cluster files in `plait simulate`."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`plait policies`, `policy check`, `cite`, `worlds`, `sweep` and `tune` as a user meets them."""
 
-from __future__ import annotations
-
 import configparser
 import csv
 import importlib.util

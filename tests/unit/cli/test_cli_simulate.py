@@ -1,7 +1,5 @@
 """`plait simulate`."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

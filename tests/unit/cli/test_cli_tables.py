@@ -1,7 +1,5 @@
 """Tables: ids and states stay whole at every width, whatever a job wrote."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """`plait slurm sbatch` and its siblings: what becomes of Slurm's options, and what is named as ignored."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any

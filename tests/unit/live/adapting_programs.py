@@ -1,7 +1,5 @@
 """Simulated processes of jobs whose batch adapts: they measure themselves, fit, choose their batch and say so."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Policies that cannot decide, that change sizes, and that share GPUs with guests."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from plait.core.network_grants import NetworkGrant

@@ -1,7 +1,5 @@
 """An agent in the process of the tests."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

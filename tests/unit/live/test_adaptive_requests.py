@@ -1,7 +1,5 @@
 """Jobs whose batch adapts: what they may ask for, what they say of themselves, what restarts cost them."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

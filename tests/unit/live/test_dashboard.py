@@ -1,7 +1,5 @@
 """The dashboard and the alerts name figures that the service really has."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

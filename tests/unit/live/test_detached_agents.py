@@ -1,7 +1,5 @@
 """What becomes of agents that an engine's process starts: nothing of that process is left in them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A job that is too large for the nodes there are now waits if more may come, and says so; else it is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """How an agent starts hosts beside guests, what it tells guests that it finds, and how it takes their ends."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

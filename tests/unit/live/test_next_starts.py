@@ -1,7 +1,5 @@
 """The queue as arrays, and forecasts of what starts now and after the next ends, against the policy."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

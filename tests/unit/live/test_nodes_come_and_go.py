@@ -1,7 +1,5 @@
 """Nodes that give notice, die for certain, are forgotten, and join again while jobs run."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

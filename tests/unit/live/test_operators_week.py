@@ -5,8 +5,6 @@ job that waits has a reason at every look, and each that failed says why. Nothin
 A look every 3 minutes; PLAIT_SLOW=1 takes one every 20 s.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Nodes and programs from outside: GPUs by the driver's library, sockets, peaks, samples, and their reports."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """A start that works is waited for, however slow the machine is; one that is stuck is ended."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

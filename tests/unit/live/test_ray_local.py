@@ -1,7 +1,5 @@
 """The small Ray cluster of a home, with processes that only bear the names of Ray's."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

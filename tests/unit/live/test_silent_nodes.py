@@ -1,7 +1,5 @@
 """A node of which nothing is heard gets no new work, and says so; what runs there stays until the node is lost."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

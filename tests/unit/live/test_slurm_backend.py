@@ -1,7 +1,5 @@
 """The Slurm backend without Slurm: what its commands answer, what is to be done, and that the two go together."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from pathlib import Path

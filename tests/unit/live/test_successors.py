@@ -1,7 +1,5 @@
 """A job that moves trains on until its next processes are ready, and goes on without them whatever happens to them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

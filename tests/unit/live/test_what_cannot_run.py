@@ -1,7 +1,5 @@
 """What is refused, what is not started again, and which jobs may share a process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Messages between agents and service as they were released, and pages and control files of other versions."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct

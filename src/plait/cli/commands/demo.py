@@ -1,7 +1,5 @@
 """`plait demo`: all of plait in a few minutes; leaves only a report behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

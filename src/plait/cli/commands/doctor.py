@@ -1,7 +1,5 @@
 """`plait doctor`: whether this machine is set up to run jobs, and how to fix it."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """`plait ray up`, `status`, `down`: a small real Ray cluster on this machine, to try the backend ray."""
 
-from __future__ import annotations
-
 import time
 from typing import Annotated
 

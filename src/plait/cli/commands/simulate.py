@@ -1,7 +1,5 @@
 """`plait simulate`: traces under policies, side by side; `sweep`: a grid of runs; `compare`; `tune`: fit a policy."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Annotated

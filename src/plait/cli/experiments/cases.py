@@ -1,7 +1,5 @@
 """The requested runs of `plait simulate`: one case a cluster, trace, policy, world and seed, all checked."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The live demo: four training scripts, first with exclusive GPUs, then interleaved."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

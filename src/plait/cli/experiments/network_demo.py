@@ -1,7 +1,5 @@
 """The live demo of in-network aggregation: two trainings share the small memory of one software switch."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

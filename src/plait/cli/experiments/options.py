@@ -1,7 +1,5 @@
 """Options that several commands on traces and simulations share: each with its flag, help and bounds, once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Implementation of `plait simulate` and `plait sweep`: make the cases, run them, show and write the results."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json

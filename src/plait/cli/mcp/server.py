@@ -1,7 +1,5 @@
 """The MCP server: how its tools reach the service, the tools, and its instructions to hosts."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,7 +1,5 @@
 """The skill file that is shipped: how a coding agent works with plait."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 #: Markdown with front matter (name, description), as hosts of coding agents read it.

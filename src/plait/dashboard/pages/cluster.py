@@ -1,7 +1,5 @@
 """The cluster: nodes, the event log and logs of jobs, the policy, and the queue under other choices."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator
 from typing import Any

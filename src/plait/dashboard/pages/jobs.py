@@ -1,7 +1,5 @@
 """Jobs: the list with filters, and one job with its attempts, its explanation, its forecast, and what can be done."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

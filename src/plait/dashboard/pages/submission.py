@@ -1,7 +1,5 @@
 """The form of a job: its outlook and its submission. The form's values stay where the API refuses them."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import typing

@@ -4,8 +4,6 @@ The engine returns them, routes encode them, the client decodes them, and the de
 their fields and docstrings. Start at `jobs.JobRow`.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """Answers about people and files: errors, whose token it is, tokens, projects, backups, reports."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from plait.live.api import Answer

@@ -1,7 +1,5 @@
 """Answers about the cluster: status, queue, nodes, network, policy, and the state that forecasts begin with."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, TypeAlias, get_args
 
 from plait.live.api import Answer, Moment

@@ -1,7 +1,5 @@
 """Answers about the use of GPUs: what it costs, by user, project and job, and series of a job over time."""
 
-from __future__ import annotations
-
 from plait.live.api import Answer, Moment
 
 

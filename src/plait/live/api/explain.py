@@ -1,7 +1,5 @@
 """Answers to why and when: how a job waits or runs, its times as intervals, a submission that is not made."""
 
-from __future__ import annotations
-
 from plait.live.api import Answer, Moment
 from plait.live.api.cluster import ReservationRow
 from plait.live.api.jobs import AdaptiveJob, JobAggregation, JobAttempt, JobState, LastDecision, SharingOfJob, Stops

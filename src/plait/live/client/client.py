@@ -13,8 +13,6 @@ All methods raise `NotRunning` where no service answers, `Refused` where it refu
 where its answer is an error of its own or of another version; each is a sentence that names the next command.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ j-5 to j-24 it is a-5, and a-5.3 is its member of index 3. The stored request of
 `array` and `matrix`; its command and its variables are its own.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Fields of a job, declared once: schema, check of the service and options of `plait submit` are made of them."""
 
-from __future__ import annotations
-
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, is_dataclass

@@ -4,8 +4,6 @@ The schema (printed by `plait submit --schema`) is made of `plait.live.protocol.
 of a job. The checker here knows the part of JSON Schema that it uses and names the field that is wrong.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

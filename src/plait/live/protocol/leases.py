@@ -1,7 +1,5 @@
 """How long a silent node keeps its jobs: agents, the scheduler and `plait up` go by the same numbers."""
 
-from __future__ import annotations
-
 from plait.core.errors import InputError
 
 #: Seconds of silence after which a node is lost, by default; as long as Slurm waits for its daemons.

@@ -1,7 +1,5 @@
 """Headers of answers while the store cannot be written: the reason, and the age of the answer."""
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,7 +1,5 @@
 """Keys of requests that have enough in common for one job to use the profile of another."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping

@@ -12,8 +12,6 @@ number would get into the log, where every later reader meets it; a profile of 1
 whose decisions then fail for everybody.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Collection, Mapping

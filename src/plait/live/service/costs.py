@@ -8,8 +8,6 @@ Conventions, as in simulations (`plait.control.metrics`):
   money of jobs includes lost work, and GPUs that they held and did not use, which are also shown apart
 """
 
-from __future__ import annotations
-
 import json
 import math
 import threading

@@ -1,7 +1,5 @@
 """Questions to agents: they come with the next answer to an agent, whose next message has the reply."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -9,8 +9,6 @@ that was being sent when its service died may or may not have arrived; it is ent
 is that was retried in vain. Exactly once is impossible; an entry in the log was thought better than twice.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

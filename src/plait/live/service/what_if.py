@@ -1,7 +1,5 @@
 """Answers what would start a waiting job and what a submission would get, in a thread of its own, once per decision."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The one thread of the engine: requests queue up for it, and simultaneous ones share one commit."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """Errors of stores."""
 
-from __future__ import annotations
-
 from plait.core.errors import InputError
 
 

@@ -4,8 +4,6 @@ SQLite continues to write to a file that was removed, so acknowledged writes wou
 lies `plait.id`, which names it: where that exists and the store does not, or is another one, no service begins.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sqlite3

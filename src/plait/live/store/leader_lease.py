@@ -13,8 +13,6 @@ The old leader has stopped answering by then, by its own clock, which began to c
 commits are refused, since each checks the term (`Store`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -9,8 +9,6 @@ tokens, projects, meta   who may ask, quotas and weights, and the store's own fa
 lease       one row: which service leads, and until when (PostgreSQL only; `plait.live.store.leader_lease`)
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """`plait network bench`: buckets of gradients through a software switch on this machine, or gloo's all-reduce."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

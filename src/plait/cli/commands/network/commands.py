@@ -1,7 +1,5 @@
 """The commands of `plait network`: options, and calls of what does the work."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -6,8 +6,6 @@ viewer   reads everything, changes nothing
 agent    reports its node, nothing else
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import secrets

@@ -1,7 +1,5 @@
 """What requests send, checked: structs of small bodies, and jobs by the schema that job files have."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The service's figures in the format of Prometheus. No label is a job: their number would have no bound."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from msgspec import structs

@@ -1,7 +1,5 @@
 """Output of the processes of a job: parts of it, or a continuing stream."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
