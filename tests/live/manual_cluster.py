@@ -1,7 +1,5 @@
 """A cluster whose service and agents are started one by one."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

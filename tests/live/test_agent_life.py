@@ -1,7 +1,5 @@
 """The agent's own life: killed, stopped, cut off, told old things; what it does to jobs then."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

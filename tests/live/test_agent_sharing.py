@@ -1,7 +1,5 @@
 """A real agent and processes that share one of its slots: who starts beside whom, what they are told, who pauses."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -5,8 +5,6 @@ long form of both: 30 jobs, 50 faults; PLAIT_SLOW=1 takes 6 jobs and 10 faults, 
 faults (it is printed), PLAIT_CHAOS=1 switches the long form on.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """A job in a container, with programs in place of Apptainer, Podman and Docker that note how they are called."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A real switch and a real server over loopback, with ranks in threads: sums are exact, nothing stays held."""
 
-from __future__ import annotations
-
 import secrets
 import signal
 import socket

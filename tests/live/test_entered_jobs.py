@@ -1,7 +1,5 @@
 """Commands next to a job of a real cluster: `plait exec`, a shell that ends, and a notebook behind the service."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """A whole cluster with policy antman: a guest beside a host, a promotion, a killed agent, a killed guest."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A cluster whose home, descriptors and event loop are attacked, as a user and an operator see it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Two real trainings merged in a live cluster: one process, a hard death, and the very weights they have alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A small cluster with a real software switch: grants on disk, what dies and comes back, and nothing that is left."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

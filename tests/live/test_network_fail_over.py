@@ -4,8 +4,6 @@ The leader is killed and a follower takes over, with the same grants; the agent 
 is granted again in another epoch. Nothing is lost, and the weights are those of gloo.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """`plait up --backend ray` on a real Ray cluster of a head and four nodes, whose parts are killed while jobs run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Guests that do not pace themselves, as real processes: their runner freezes them for all but their share."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

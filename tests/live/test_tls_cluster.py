@@ -1,7 +1,5 @@
 """A cluster that speaks TLS with a certificate that no machine knows: `plait up` and its agents trust it, no other."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Two programs that know nothing of plait share a GPU, once each has been profiled without marks."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """A wide job on a real cluster starts after a bounded wait, however many narrow jobs come after it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

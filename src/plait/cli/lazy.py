@@ -6,8 +6,6 @@ Typer builds every command of an application before it looks at the first word, 
 were not given: together half of the CPU time of a short command. `plait --help` needs only names and help lines.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence

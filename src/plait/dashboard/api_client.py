@@ -1,7 +1,5 @@
 """Requests to the HTTP API within its own process, for whom, and the answers that viewers share."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

@@ -1,7 +1,5 @@
 """The pages as one application: its routes, its files, the headers of every answer, log in and log out."""
 
-from __future__ import annotations
-
 import hashlib
 from importlib.resources import files
 

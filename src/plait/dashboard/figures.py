@@ -1,7 +1,5 @@
 """Numbers and words of the pages: what templates show of the answers of the API."""
 
-from __future__ import annotations
-
 import math
 import re
 import time

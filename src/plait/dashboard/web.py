@@ -1,7 +1,5 @@
 """Shared by all pages: the viewer, requests to the API on their behalf, templates, and the checks of forms."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass

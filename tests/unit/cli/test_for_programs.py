@@ -1,7 +1,5 @@
 """What is said to programs and agents about the command line is true: commands, options, tools, `--json`."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import shlex

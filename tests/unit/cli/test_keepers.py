@@ -1,7 +1,5 @@
 """Keepers: one of a name in a home, undeterred by trouble, and a backend that hangs keeps nobody from the service."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`plait rehearse` tells a script that resumes from one that does not, and names what the checkpoint lacks."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

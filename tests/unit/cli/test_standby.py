@@ -1,7 +1,5 @@
 """With which options a service stands by: its own, those of before, else those of the first one."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The address of a store may hold a password: it is in no command line, no file for others, and no job."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whose interpreter a job gets, what it takes along of the shell, and what is refused before it is sent."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """`plait tune-job`: trials as jobs of a service in memory, by Optuna."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`plait up`, `plait down` and the keeper take turns, and none of them harms what another one started."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 The log of every cluster here is replayed at the end of its test, decision by decision.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """A backend is picked by its name: plait's own, or one that somebody else's package brings."""
 
-from __future__ import annotations
-
 import fcntl
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path

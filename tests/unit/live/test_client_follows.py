@@ -1,7 +1,5 @@
 """The client goes where the leader is, and asks again only what nobody has taken in or what is known by its key."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Programs next to a running job: what is typed comes once, no output is lost, and nothing outlives its job."""
 
-from __future__ import annotations
-
 import base64
 import os
 import resource

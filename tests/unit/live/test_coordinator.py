@@ -1,7 +1,5 @@
 """The coordinator of a node by hand: pages of jobs that report steps and obey, turn after turn of the test's clock."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

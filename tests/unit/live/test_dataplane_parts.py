@@ -1,7 +1,5 @@
 """Parts of the data plane in this process: faults, who may send, requests of the control socket."""
 
-from __future__ import annotations
-
 import json
 import selectors
 import socket

@@ -1,7 +1,5 @@
 """Whatever is repeated, late or lost: no job is lost, none runs twice, and a restart changes nothing."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

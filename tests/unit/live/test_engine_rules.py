@@ -1,7 +1,5 @@
 """Each rule of the engine once, with agents made by hand."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable

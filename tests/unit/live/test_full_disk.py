@@ -1,7 +1,5 @@
 """A full disk heals by itself: the service waits, says so, and goes on; a home folder that vanishes ends it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What the processes of a job find in their environment, and which address an agent uses."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

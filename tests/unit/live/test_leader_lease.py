@@ -1,7 +1,5 @@
 """Who leads: the lock, the lease, the term. On a real PostgreSQL; the check of the term on SQLite too."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

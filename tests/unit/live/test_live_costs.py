@@ -1,7 +1,5 @@
 """What jobs use over time, and what a live cluster costs: every GPU, every hour, and nothing twice."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os

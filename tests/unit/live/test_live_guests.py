@@ -1,7 +1,5 @@
 """Guests in a live cluster: assigned beside hosts, promoted where they run, sent back to the queue, measured."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

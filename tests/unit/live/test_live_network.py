@@ -1,7 +1,5 @@
 """In-network aggregation in a live cluster, without processes: who serves, what is granted, told and taken back."""
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Large logs keep beginning and end; notices of attempts to followers; notes of the event log."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """A home that is moved while its cluster is up: what runs there ends, and nobody makes it again at its old path."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -4,8 +4,6 @@ Simulated nodes under random faults, on a clock moved by hand; some seeds always
 `PLAIT_SLOW=1`. What runs is counted on the machines, whoever knows of it.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Notifications: which events are told to whom, retries, restarts, the ways to send, and the file of channels."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -3,8 +3,6 @@
 With PLAIT_RECORD=1 the examples of the description are recorded again from the service that is asked here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The risk of being stopped for others, and what adaptive jobs are worth to backends that add nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

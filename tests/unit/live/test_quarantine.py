@@ -4,8 +4,6 @@ Each kind of nonsense is planted in each file that an agent or the service reads
 all of it); agent and engine run in this process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """A fleet driven by a seed, with faults: its log is the same in every run, and it leads to the same rows when read."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """The HTTP API over a real engine and store; only the network is left out."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import textwrap

@@ -1,7 +1,5 @@
 """Tokens, limits and queues on their own: who may, how long, how many, and that everybody gets an answer."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import http.client

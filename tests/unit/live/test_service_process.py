@@ -1,7 +1,5 @@
 """The service as a process: one a home, careful about where it listens, gone when told to."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

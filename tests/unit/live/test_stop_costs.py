@@ -1,7 +1,5 @@
 """Jobs that cannot resume from a checkpoint keep their GPUs; others are stopped, and what that cost is measured."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace

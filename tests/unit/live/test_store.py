@@ -1,7 +1,5 @@
 """The store on SQLite and, where a server can be started, on PostgreSQL; removed or replaced files are noticed."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """What an agent does for switches and ranks, without processes: leases brought in line, grant files, contact lost."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """The runner's throttle of a guest that does not pace itself, in virtual time, and the freezer by signals."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

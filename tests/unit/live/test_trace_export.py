@@ -1,7 +1,5 @@
 """A live run as a Chrome trace, and the page about incidents: both from the log of a real engine."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

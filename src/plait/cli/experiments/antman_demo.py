@@ -1,7 +1,5 @@
 """The live demo of classes: a guaranteed training on an emulated GPU, and an opportunistic one in what it leaves."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Whether folder, program and script of a job are there: checked before a job is stored, by client and service."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

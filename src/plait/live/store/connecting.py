@@ -1,7 +1,5 @@
 """Where a store is, how it is reached, the lock that keeps a second service from it, and restoring a backup."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import sqlite3

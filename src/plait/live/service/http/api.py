@@ -10,8 +10,6 @@ the route's answer or a response, and raises the errors that `plait.live.service
 the API is made of the routes: `plait.live.service.http.openapi`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

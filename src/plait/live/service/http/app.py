@@ -1,7 +1,5 @@
 """The HTTP API as one application: handlers, and every error as JSON that names a remedy."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable, Iterable
 from functools import cache

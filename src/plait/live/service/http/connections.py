@@ -8,8 +8,6 @@ The holder of a token, or without one an address, has an eighth of all connectio
 others wait for their turn) and `STREAMS` streams. Agents have a listener, a thread and connections of their own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

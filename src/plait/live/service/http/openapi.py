@@ -3,8 +3,6 @@
 `examples.json` is recorded from a service by `tests/unit/live/test_openapi.py`. Start at `description`.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

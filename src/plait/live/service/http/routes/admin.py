@@ -1,7 +1,5 @@
 """Administration: tokens, projects, backup; and the requests of agents."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The cluster: its figures, costs, use of resources over time, nodes, policy, state and event log."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

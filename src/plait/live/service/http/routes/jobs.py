@@ -1,7 +1,5 @@
 """Jobs: submit, list, show, change, cancel, explain, what happened to them, and what would be."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections import Counter
