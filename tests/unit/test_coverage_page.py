@@ -1,7 +1,5 @@
 """The page of coverage names files and tests that exist, and counts every row."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

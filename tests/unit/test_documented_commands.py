@@ -1,7 +1,5 @@
 """Commands that the documentation shows are those of the command line: names, options and values are accepted."""
 
-from __future__ import annotations
-
 import gzip
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Python blocks of the documentation run as they stand, page by page; what a page takes as given is made here."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Measured figures of the pages: each table and each comparison stands below a mark with a command that renews it."""
 
-from __future__ import annotations
-
 import doctest
 import importlib.util
 import re

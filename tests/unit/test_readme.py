@@ -1,7 +1,5 @@
 """What the README and the examples say is true: their code runs as it stands."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

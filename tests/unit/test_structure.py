@@ -1,7 +1,5 @@
 """The structure of the code: no circles of files, short functions, public names between packages, and gauges."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

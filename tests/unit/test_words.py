@@ -1,7 +1,5 @@
 """The words of the source and of the documentation: phrases that have a plainer form are not used."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -5,8 +5,6 @@ was sent, so they overtake one another. What the network does to the k-th packet
 loop can compute as well.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The event loop of `lossy_loop`, naively: dictionaries, and the naive switch, servers and workers."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from copy import deepcopy
 

@@ -3,8 +3,6 @@
 Scenarios without congestion marks on results, on networks with one path between any two nodes.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Cluster files: what they say, and that a wrong one names file, field, what was given and what would work."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

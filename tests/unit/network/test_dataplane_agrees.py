@@ -4,8 +4,6 @@ The worlds are those of the lossy protocol. Every datagram goes through `take`, 
 `switch_step` and `server_step`; what both send, to whom and in which order, and all of their state, must be the same.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import defaultdict
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Iteration times of jobs that share links: against formulas for equal jobs, and what must hold for any."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

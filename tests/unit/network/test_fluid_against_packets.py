@@ -3,8 +3,6 @@
 All points with PLAIT_SLOW, a few of each set by default.
 """
 
-from __future__ import annotations
-
 from statistics import median
 
 import memory_laws as laws

@@ -1,7 +1,5 @@
 """Rates of placed jobs where they follow from a formula."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

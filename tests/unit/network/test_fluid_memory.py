@@ -1,7 +1,5 @@
 """Memory laws against a table computed by another program, and against formulas."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

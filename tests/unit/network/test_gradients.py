@@ -1,7 +1,5 @@
 """Bytes of gradients by the name of a model."""
 
-from __future__ import annotations
-
 import csv
 from importlib import resources
 

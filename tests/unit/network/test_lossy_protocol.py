@@ -4,8 +4,6 @@ Each seed draws jobs, systems, memory and faults. Every result is the exact sum 
 every run ends; and the naive simulator sees the same packets. PLAIT_SLOW=1: 100,000 seeds.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

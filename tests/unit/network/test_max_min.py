@@ -1,7 +1,5 @@
 """Max-min fair rates against an iterated linear program, the definition, and the certificate of a bottleneck."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Managers of switch memory: what each decides, and what holds for all of them after any history."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations
 from typing import Any

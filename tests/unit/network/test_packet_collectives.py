@@ -1,7 +1,5 @@
 """All-reduces between workers, and background traffic, in the packet simulator."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

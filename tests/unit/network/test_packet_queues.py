@@ -1,7 +1,5 @@
 """Queues of switches that are full, links that are paused, packets that recirculate, and reminders of servers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

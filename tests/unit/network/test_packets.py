@@ -1,7 +1,5 @@
 """The packet simulator: packets as a naive one sees them; sums, progress, memory, determinism, rates, wrong input."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

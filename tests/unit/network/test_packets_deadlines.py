@@ -1,7 +1,5 @@
 """Deadlines in packet simulations: what the manager of memory grants, and what it is worth."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

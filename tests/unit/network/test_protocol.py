@@ -1,7 +1,5 @@
 """Headers, addresses, options, fixed point, and single steps of switch, server and worker."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Routes of gradients: GRID against all choices on small networks, and against fixed routes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

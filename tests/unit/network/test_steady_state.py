@@ -1,7 +1,5 @@
 """The steady state after changes is that of the same jobs solved at once; the best server is the best of all."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Topologies by their formulas, and paths against networkx."""
 
-from __future__ import annotations
-
 import networkx as nx
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Which switches add up for a job: every tree on racks with one and two levels, and what hardware cannot do."""
 
-from __future__ import annotations
-
 import pytest
 
 from plait.core.cluster import Cluster
