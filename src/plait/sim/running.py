@@ -238,9 +238,10 @@ class JobsOnGpus:
         """The remaining members of a group; None if there are none."""
         groups, g = shared
         lo, hi = int(groups.first_job[g]), int(groups.first_job[g + 1])
-        stay = np.array([m for m in range(lo, hi) if self.groups.get(int(groups.jobs[m])) is shared], dtype=np.int64)
-        if not len(stay):
+        there = [m for m in range(lo, hi) if self.groups.get(int(groups.jobs[m])) is shared]
+        if not there:
             return None
+        stay = np.array(there, dtype=np.int64)
         gpus = groups.gpus[groups.first_gpu[g] : groups.first_gpu[g + 1]]
         return Groups(
             groups.jobs[stay],
