@@ -406,7 +406,8 @@ class WithAggregation:
             except InputError as error:
                 why = str(error)
             if not switches:
-                lost = sorted({graph.names[graph.leaf(node)] for node in one.placed.workers} & set(graph.network.down))
+                ends = {*one.placed.workers, *([] if one.placed.server is None else [one.placed.server])}
+                lost = sorted({graph.names[graph.leaf(node)] for node in ends} & set(graph.network.down))
                 gone = f"; {', '.join(lost)} {'is' if len(lost) == 1 else 'are'} lost" if lost else ""
                 notes[one.number] = why + gone
                 continue

@@ -442,4 +442,4 @@ def test_netpack_places_live_jobs_under_one_switch(make: Make) -> None:
         found[policy] = nodes, grants(c, job)[0].switch_name
     first_free, netpack = found.values()
     assert first_free[0] == {"n1", "n2"}
-    assert netpack == ({"n2", "n3"}, "leaf1")
+    assert netpack == ({"n2", "n3"}, "leaf0")  # that of its server: next to a worker one has half of the link
