@@ -11,19 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from plait.core import jit
 from plait.core.arrays import FloatArray, IntArray
-from plait.core.jit import (
-    HAVE_NUMBA,
-    as_part,
-    by_reference,
-    has_machine_code,
-    kernel,
-    lean_part,
-    linked,
-    long_kernel,
-    part,
-    plain,
-)
 
 MODULE = """
 from plait.core.jit import kernel, part
@@ -55,7 +44,7 @@ def outcome(folder, **more):
     return done.stdout.split(), done.stderr
 
 
-@pytest.mark.skipif(not HAVE_NUMBA, reason="needs the compiler")
+@pytest.mark.skipif(not jit.HAVE_NUMBA, reason="needs the compiler")
 def test_compiling_is_announced_once_and_not_when_on_disk(tmp_path):
     said = "plait: compiling a test, about 3 s, once; later runs find it on disk\n"
     assert outcome(tmp_path, NUMBA_DISABLE_JIT="0") == (["False", "True"], said)
@@ -66,30 +55,30 @@ def test_nothing_is_announced_in_plain_python(tmp_path):
     assert outcome(tmp_path, NUMBA_DISABLE_JIT="1") == (["False", "False"], "")
 
 
-@kernel
+@jit.kernel
 def one_more(x: int) -> int:
     return x + 1
 
 
-@kernel
+@jit.kernel
 def twice_one_more(x: int) -> int:
     return 2 * one_more(x)
 
 
-@lean_part
+@jit.lean_part
 def halved(x: int) -> int:
     return x // 2
 
 
-@linked()
+@jit.linked()
 def halved_twice(x: int) -> int:
     return halved(halved(x))
 
 
-_halved_twice = as_part(halved_twice)
+_halved_twice = jit.as_part(halved_twice)
 
 
-@linked()
+@jit.linked()
 def halved_often(x: int, times: int) -> int:
     for _ in range(times):
         x = _halved_twice(x) + halved(0)
@@ -97,7 +86,7 @@ def halved_often(x: int, times: int) -> int:
 
 
 def test_a_kernel_is_a_part_of_another_one_and_needs_no_machine_code_of_its_own():
-    assert halved_often(1 << 20, 3) == _halved_twice(1 << 16) == plain(halved_often)(1 << 20, 3) == 1 << 14
+    assert halved_often(1 << 20, 3) == _halved_twice(1 << 16) == jit.plain(halved_often)(1 << 20, 3) == 1 << 14
     assert not getattr(halved_twice, "overloads", None)
     assert halved_twice(1 << 16) == 1 << 14
 
@@ -114,15 +103,15 @@ class Whole(NamedTuple):
     scale: float
 
 
-@lean_part
+@jit.lean_part
 def add_weighted(whole: Whole, pair: Pair, k: int) -> None:
     times = 2 if whole.doubles else 1
     pair.values[k] += int(times * whole.scale * pair.weights[k])
 
 
-@linked()
+@jit.linked()
 def add_to_the_lighter(whole: Whole) -> int:
-    all_of = by_reference(whole)
+    all_of = jit.by_reference(whole)
     for k in range(len(all_of.first.values)):
         pair = all_of.first
         if pair.weights[k] > all_of.second.weights[k]:
@@ -138,13 +127,13 @@ def test_parts_read_and_write_what_a_kernel_passes_by_reference(doubles):
         return Whole(doubles, first, Pair(np.array([10, 20, 30]), np.array([3.0, 4.0, 7.0])), 10.0)
 
     compiled, python, times = whole(), whole(), 2 if doubles else 1
-    assert add_to_the_lighter(compiled) == plain(add_to_the_lighter)(python) == 3
+    assert add_to_the_lighter(compiled) == jit.plain(add_to_the_lighter)(python) == 3
     for made in (compiled, python):
         assert made.first.values.tolist() == [1 + 10 * times, 2, 3 + 20 * times]
         assert made.second.values.tolist() == [10, 20 + 40 * times, 30]
 
 
-@pytest.mark.skipif(not HAVE_NUMBA, reason="needs the compiler")
+@pytest.mark.skipif(not jit.HAVE_NUMBA, reason="needs the compiler")
 def test_that_holds_for_a_compiler_with_other_insides_too(tmp_path):
     program = "from plait.core import part_compiler; part_compiler.supported = lambda: False; import test_jit as here; "
     program += "here.test_parts_read_and_write_what_a_kernel_passes_by_reference(True)"
@@ -153,23 +142,23 @@ def test_that_holds_for_a_compiler_with_other_insides_too(tmp_path):
 
 
 def test_plain_twin_calls_plain_kernels():
-    twin = plain(twice_one_more)
+    twin = jit.plain(twice_one_more)
     assert twin(20) == twice_one_more(20) == 42
-    assert not has_machine_code(twin)
+    assert not jit.has_machine_code(twin)
     assert not hasattr(twin.__globals__["one_more"], "py_func")
 
 
-@part
+@jit.part
 def half(x: int) -> int:
     return x // 2
 
 
-@kernel
+@jit.kernel
 def half_of_one_more(x: int) -> int:
     return half(one_more(x))
 
 
-@long_kernel
+@jit.long_kernel
 def turns(n: int) -> int:
     x = 1
     for _ in range(n):
@@ -197,14 +186,14 @@ def test_other_threads_run_during_a_long_kernel():
 def test_a_part_is_plain_python_outside_kernels():
     assert not hasattr(half, "py_func")
     assert half(7) == 3
-    assert half_of_one_more(6) == plain(half_of_one_more)(6) == 3
+    assert half_of_one_more(6) == jit.plain(half_of_one_more)(6) == 3
 
 
 def test_plain_of_a_plain_function_is_itself():
     def function(x: int) -> int:
         return x
 
-    assert plain(function) is function
+    assert jit.plain(function) is function
 
 
 CALLED = """
@@ -236,7 +225,7 @@ print(has_machine_code(outermost), outermost(3))
 """
 
 
-@pytest.mark.skipif(not HAVE_NUMBA, reason="needs the compiler")
+@pytest.mark.skipif(not jit.HAVE_NUMBA, reason="needs the compiler")
 def test_a_linked_kernel_is_compiled_again_when_a_file_changes_that_it_is_linked_with(tmp_path):
     (tmp_path / "middle_of_a_test.py").write_text(MIDDLE)
     (tmp_path / "outer_of_a_test.py").write_text(OUTER)

@@ -18,26 +18,13 @@ from plait.core.cluster import Cluster
 from plait.core.errors import InputError
 from plait.core.goodput import BatchLimits, Estimate
 from plait.core.jobs import JobBatch, JobSpec
+from plait.goodput import throughput
 from plait.goodput.batch import best_batch, best_batch_each, fixed_batch, goodput, goodput_table
 from plait.goodput.fit import Measurements, fit, loss
 from plait.goodput.jobs import GoodputJobs
 from plait.goodput.lr_scaling import RULES, adamscale, adascale, default_rule, legw, linear, rule_of, square_root
 from plait.goodput.shipped import ShippedNoise, shipped
-from plait.goodput.throughput import (
-    TINY,
-    efficiency,
-    fair_share,
-    gain,
-    grad_s,
-    iteration_s,
-    noise_scale,
-    replica_cap,
-    restart_factor,
-    speedup,
-    step_s,
-    sync_s,
-    throughput,
-)
+from plait.goodput.throughput import step_s, sync_s
 from plait.policies.catalog import make_policy
 
 seeds = st.integers(0, 10**6)
@@ -51,14 +38,14 @@ def test_goodput_is_throughput_times_efficiency_in_its_bounds(seed) -> None:
     gpus = rng.integers(1, 16, 10)
     nodes = np.minimum(rng.integers(1, 16, 10), gpus)
     local, passes = rng.integers(16, 64, 10), rng.integers(0, 4, 10)
-    rate = throughput(jobs.theta, nodes, gpus, local, passes)
+    rate = throughput.throughput(jobs.theta, nodes, gpus, local, passes)
     scale = gpus * local * (passes + 1) / 16
-    worth = efficiency(jobs.sqr, jobs.var, scale)
+    worth = throughput.efficiency(jobs.sqr, jobs.var, scale)
     assert (rate >= 0).all()
     assert ((worth >= 0) & (worth <= 1 + 1e-15)).all()
     assert goodput(jobs, nodes, gpus, local, passes) == pytest.approx(rate * worth, rel=1e-15)
     assert rate == pytest.approx(
-        gpus * local * (passes + 1) / iteration_s(jobs.theta, nodes, gpus, local, passes), rel=1e-15
+        gpus * local * (passes + 1) / throughput.iteration_s(jobs.theta, nodes, gpus, local, passes), rel=1e-15
     )
 
 
@@ -66,20 +53,20 @@ def test_goodput_is_throughput_times_efficiency_in_its_bounds(seed) -> None:
 def test_efficiency_falls_and_gain_rises_with_the_batch(seed) -> None:
     jobs = some_jobs(seed, 10, LIMITS)
     scale = np.geomspace(1, 100, 40)[:, None]
-    assert (np.diff(efficiency(jobs.sqr, jobs.var, scale), axis=0) <= 1e-15).all()
-    gains = gain(jobs.sqr, jobs.var, scale)
+    assert (np.diff(throughput.efficiency(jobs.sqr, jobs.var, scale), axis=0) <= 1e-15).all()
+    gains = throughput.gain(jobs.sqr, jobs.var, scale)
     assert (np.diff(gains, axis=0) >= -1e-12).all()
     assert (gains >= 1 - 1e-12).all()
     assert (gains <= scale + 1e-12).all()
-    phi = noise_scale(jobs.sqr, jobs.var, 16)
-    assert efficiency(jobs.sqr, jobs.var, scale) == pytest.approx((phi + 16) / (phi + 16 * scale), rel=1e-12)
+    phi = throughput.noise_scale(jobs.sqr, jobs.var, 16)
+    assert throughput.efficiency(jobs.sqr, jobs.var, scale) == pytest.approx((phi + 16) / (phi + 16 * scale), rel=1e-12)
 
 
 @given(seeds)
 def test_throughput_rises_and_is_concave_in_the_local_batch(seed) -> None:
     theta = some_jobs(seed, 10, LIMITS).theta
     for nodes, gpus in [(1, 1), (1, 4), (3, 7)]:
-        rate = throughput(theta, nodes, gpus, np.arange(1, 60)[:, None], 0)
+        rate = throughput.throughput(theta, nodes, gpus, np.arange(1, 60)[:, None], 0)
         assert (np.diff(rate, axis=0) >= -1e-9 * rate[1:]).all()
         assert (np.diff(rate, 2, axis=0) <= 1e-9 * rate[2:]).all()
 
@@ -88,14 +75,14 @@ def test_throughput_rises_and_is_concave_in_the_local_batch(seed) -> None:
 def test_throughput_of_a_gpu_does_not_rise_with_their_number(seed) -> None:
     theta = some_jobs(seed, 10, LIMITS).theta
     for nodes, gpus in [(1, np.arange(1, 17)), (2, np.arange(2, 65))]:
-        each = throughput(theta, nodes, gpus[:, None], 16, 1) / gpus[:, None]
+        each = throughput.throughput(theta, nodes, gpus[:, None], 16, 1) / gpus[:, None]
         assert (np.diff(each, axis=0) <= 1e-9 * each[1:]).all()
 
 
 @given(seeds)
 def test_the_synchronising_pass_is_between_the_longer_phase_and_the_sum(seed) -> None:
     theta = some_jobs(seed, 10, LIMITS).theta
-    grad, sync = grad_s(theta, 20), sync_s(theta, 2, 9)
+    grad, sync = throughput.grad_s(theta, 20), sync_s(theta, 2, 9)
     both = step_s(theta, 2, 9, 20)
     assert (both >= np.maximum(grad, sync) * (1 - 1e-12)).all()
     assert (both <= (grad + sync) * (1 + 1e-12)).all()
@@ -106,38 +93,42 @@ def test_the_synchronising_pass_is_between_the_longer_phase_and_the_sum(seed) ->
 def test_synchronisation_uses_the_pair_of_the_placement() -> None:
     theta = np.array([0.1, 0.01, 0.5, 0.05, 0.2, 0.02, 1.5])
     times = sync_s(theta, [1, 1, 1, 2, 2], [1, 2, 4, 2, 6])
-    assert times == pytest.approx([TINY, 0.2, 0.24, 0.5, 0.7], rel=1e-8)
+    assert times == pytest.approx([throughput.TINY, 0.2, 0.24, 0.5, 0.7], rel=1e-8)
 
 
 def test_gain_of_known_noise_and_of_none() -> None:
-    assert gain(1, 3, 3) == pytest.approx(2)
-    assert gain(0, 0, 4) == 1
-    assert gain(0, 1, 4) == 4
-    assert efficiency(0, 1, 4) == 1
-    assert noise_scale(0, 1, 16) == np.inf
+    assert throughput.gain(1, 3, 3) == pytest.approx(2)
+    assert throughput.gain(0, 0, 4) == 1
+    assert throughput.gain(0, 1, 4) == 4
+    assert throughput.efficiency(0, 1, 4) == 1
+    assert throughput.noise_scale(0, 1, 16) == np.inf
 
 
 def test_fair_share() -> None:
-    assert fair_share(64, 20, 4) == (1, 4)
-    assert fair_share(64, 3, 4) == (6, 22)
-    assert fair_share(64, 3, 4, one_node=True) == (1, 22)
-    assert fair_share(64, 100, 4) == (1, 1)
-    assert fair_share(64, 0, 4) == (16, 64)
+    assert throughput.fair_share(64, 20, 4) == (1, 4)
+    assert throughput.fair_share(64, 3, 4) == (6, 22)
+    assert throughput.fair_share(64, 3, 4, one_node=True) == (1, 22)
+    assert throughput.fair_share(64, 100, 4) == (1, 1)
+    assert throughput.fair_share(64, 0, 4) == (16, 64)
 
 
 def test_speedup_where_the_share_cannot_be_used_is_nothing() -> None:
-    values = speedup(np.array([[2.0, 4.0], [3.0, 6.0]]), np.array([2.0, 0.0]))
+    values = throughput.speedup(np.array([[2.0, 4.0], [3.0, 6.0]]), np.array([2.0, 0.0]))
     assert values.tolist() == [[1, 2], [0, 0]]
 
 
 def test_restart_factor() -> None:
-    assert restart_factor([0, 60, 600, 600], [0, 3, 0, 10], 30).tolist() == pytest.approx([0, 0, 600 / 630, 300 / 630])
-    assert restart_factor([0, 60], [0, 1], 30, ran=np.array([False, True])).tolist() == pytest.approx([1, 30 / 90])
-    assert restart_factor(0, 0, 0) == 1
+    assert throughput.restart_factor([0, 60, 600, 600], [0, 3, 0, 10], 30).tolist() == pytest.approx(
+        [0, 0, 600 / 630, 300 / 630]
+    )
+    assert throughput.restart_factor([0, 60], [0, 1], 30, ran=np.array([False, True])).tolist() == pytest.approx(
+        [1, 30 / 90]
+    )
+    assert throughput.restart_factor(0, 0, 0) == 1
 
 
 def test_replica_cap() -> None:
-    assert replica_cap([0, 1, 8, 40], 256, 4).tolist() == [1, 2, 16, 64]
+    assert throughput.replica_cap([0, 1, 8, 40], 256, 4).tolist() == [1, 2, 16, 64]
 
 
 # Learning-rate rules: the published factors, to the last digit.
@@ -264,9 +255,9 @@ def test_the_oracle_of_given_batches(config, time, rate, worth, value) -> None:
     jobs = oracle()
     _, gpus, local, passes = config
     scale = gpus * local * (passes + 1) / 16
-    assert iteration_s(jobs.theta, *config)[0] == pytest.approx(time, abs=5e-7)
-    assert throughput(jobs.theta, *config)[0] == pytest.approx(rate, abs=5e-7)
-    assert efficiency(jobs.sqr, jobs.var, scale)[0] == pytest.approx(worth, abs=5e-7)
+    assert throughput.iteration_s(jobs.theta, *config)[0] == pytest.approx(time, abs=5e-7)
+    assert throughput.throughput(jobs.theta, *config)[0] == pytest.approx(rate, abs=5e-7)
+    assert throughput.efficiency(jobs.sqr, jobs.var, scale)[0] == pytest.approx(worth, abs=5e-7)
     assert goodput(jobs, *config)[0] == pytest.approx(value, abs=5e-7)
 
 
@@ -443,7 +434,7 @@ def test_the_table_computes_what_the_model_cannot_tell_apart_once(monkeypatch) -
 
     def counted(theta, nodes, gpus, local, passes):
         asked.append(len(local))
-        return throughput(theta, nodes, gpus, local, passes)
+        return throughput.throughput(theta, nodes, gpus, local, passes)
 
     monkeypatch.setattr("plait.goodput.batch.throughput", counted)
     table = goodput_table(jobs, configs, speed=counted)
@@ -458,7 +449,7 @@ def test_another_model_of_throughput_is_asked_about_all_nodes_that_there_are() -
 
     def racks(theta, nodes, gpus, local, passes):
         asked.append(np.broadcast_to(nodes, local.shape)[:, 0])
-        return throughput(theta, nodes, gpus, local, passes) / nodes
+        return throughput.throughput(theta, nodes, gpus, local, passes) / nodes
 
     table = goodput_table(jobs, configs, speed=racks)
     assert sorted(np.concatenate(asked).tolist()) == sorted([1, 2, 4, 2] * 6)
