@@ -73,6 +73,11 @@ class Forker:
         self.process.stdin.flush()
         return Attempt(folder)
 
+    def gang(self, job: Path, epoch: int, script: str | Path, *args: str, world: int, **extra: object) -> list[Attempt]:
+        """All ranks of an attempt, which find one another."""
+        extra["MASTER_PORT"] = str(free_port())
+        return [self.start(job, epoch, script, *args, rank=rank, world=world, **extra) for rank in range(world)]
+
     def close(self) -> None:
         self.process.stdin.close()
         self.process.kill()  # it may still import; its copies end with it
@@ -128,6 +133,12 @@ class Attempt:
         """Exit code (minus the signal) and output."""
         code = self._wait("code", timeout_s)
         return code, (self.folder / "output").read_text()
+
+    def ends(self, expected: int = 0) -> str:
+        """Its output; an assertion shows it if the exit code is not the expected one."""
+        code, output = self.end()
+        assert code == expected, output
+        return output
 
 
 def steps_saved(job: Path, *, marked: bool = True) -> list[int]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from attempts import PREEMPTED, ROOT, free_port, the_forker
+from attempts import PREEMPTED, ROOT, the_forker
 
 from plait.core.goodput import THETA, Estimate
 from plait.runtime.page import Page
@@ -41,28 +41,16 @@ def test_the_script_of_the_guide_runs_alone(script: Path) -> None:
 
 
 def test_the_script_of_the_guide_runs_on_two_ranks_of_a_job_and_one_prints(script: Path, tmp_path: Path) -> None:
-    extra = {"MASTER_PORT": str(free_port()), "world": 2}
-    gang = [the_forker().start(tmp_path / "j-1", 1, script, rank=rank, **extra) for rank in range(2)]
-    outputs = []
-    for attempt in gang:
-        code, output = attempt.end()
-        assert code == 0, output
-        outputs.append(passes(output))
-    assert outputs == [["0", "1", "2", "3", "4"], []]
+    gang = the_forker().gang(tmp_path / "j-1", 1, script, world=2)
+    assert [passes(attempt.ends()) for attempt in gang] == [["0", "1", "2", "3", "4"], []]
 
 
 def test_one_then_four_then_two_ranks_train_on_and_report_what_they_learned(tmp_path: Path) -> None:
     forker, job, outputs = the_forker(), tmp_path / "j-1", ""
     for epoch, (world, steps) in enumerate([(1, 12), (4, 8), (2, 0)], start=1):
-        extra = {"MASTER_PORT": str(free_port()), "world": world}
-        gang = [
-            forker.start(job, epoch, "adaptive_whole.py", str(tmp_path / "seen"), str(steps), rank=r, **extra)
-            for r in range(world)
-        ]
+        gang = forker.gang(job, epoch, "adaptive_whole.py", str(tmp_path / "seen"), str(steps), world=world)
         for attempt in gang:
-            code, output = attempt.end()
-            assert code == (PREEMPTED if steps else 0), output
-            outputs += output
+            outputs += attempt.ends(PREEMPTED if steps else 0)
     lines = [line.split() for file in tmp_path.glob("seen-*") for line in file.read_text().splitlines()]
     for turn in ("0", "1"):
         assert sorted(int(i) for line in lines if line[0] == turn for i in line[1:]) == list(range(600))

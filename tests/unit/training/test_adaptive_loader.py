@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attempts import PREEMPTED, Forker, free_port
+from attempts import PREEMPTED, Forker
 
 from plait.core.errors import InputError
 from plait.runtime.page import Page
@@ -305,17 +305,10 @@ def test_a_job_resized_in_the_middle_of_a_pass_sees_every_sample_once(
 ) -> None:
     job, seen, outputs = tmp_path / "j-1", tmp_path / "seen", ""
     for epoch, (world, steps) in enumerate([(1, 2), (4, 4), (2, 0)], start=1):
-        extra = {"MASTER_PORT": str(free_port()), "world": world}
-        gang = [
-            forker.start(
-                job, epoch, "adaptive_data.py", str(seen), str(steps), "1", *["--stream"] * stream, rank=r, **extra
-            )
-            for r in range(world)
-        ]
+        args = [str(seen), str(steps), "1", *["--stream"] * stream]
+        gang = forker.gang(job, epoch, "adaptive_data.py", *args, world=world)
         for attempt in gang:
-            code, output = attempt.end()
-            assert code == (PREEMPTED if steps else 0), output
-            outputs += output
+            outputs += attempt.ends(PREEMPTED if steps else 0)
     lines = [line.split() for file in tmp_path.glob("seen-*") for line in file.read_text().splitlines()]
     taken = {e: sorted(int(i) for line in lines if line[0] == e for i in line[1:]) for e in ("0", "1")}
     assert taken == {"0": list(range(100)), "1": list(range(100, 200) if stream else range(100))}
@@ -328,12 +321,10 @@ def test_a_job_resized_in_the_middle_of_a_pass_sees_every_sample_once(
 def test_all_ranks_change_the_batch_in_the_same_step_whatever_their_workers_have_fetched(
     forker: Forker, tmp_path: Path
 ) -> None:
-    extra = {"MASTER_PORT": str(free_port()), "world": 2}
     args = [str(tmp_path / "seen"), "0", "1", "--change"]
-    gang = [forker.start(tmp_path / "j-1", 1, "adaptive_data.py", *args, rank=r, **extra) for r in range(2)]
+    gang = forker.gang(tmp_path / "j-1", 1, "adaptive_data.py", *args, world=2)
     for attempt in gang:
-        code, output = attempt.end()
-        assert code == 0, output
+        attempt.ends()
     lines = [[line.split() for line in (tmp_path / f"seen-1-{r}").read_text().splitlines()] for r in range(2)]
     assert sorted(int(i) for rank in lines for line in rank for i in line[1:]) == sorted([*range(100), *range(100)])
     sizes = [[len(line) - 1 for line in rank] for rank in lines]
@@ -345,8 +336,7 @@ def test_all_ranks_change_the_batch_in_the_same_step_whatever_their_workers_have
 
 def test_a_job_tells_its_agent_how_far_it_is(forker: Forker, tmp_path: Path) -> None:
     attempt = forker.start(tmp_path / "j-1", 1, "adaptive_data.py", str(tmp_path / "seen"), "0")
-    code, output = attempt.end()
-    assert code == 0, output
+    output = attempt.ends()
     assert float(output.split("not training")[1]) >= 1, "it evaluated for a second"
     with Page.open(attempt.folder / "page.bin", mapped=False) as page:
         assert (page.steps, page.progress, page.total_progress, page.batch_size) == (20, 20, 20, 10)

@@ -25,8 +25,7 @@ STORAGE, CPU, GPU, NETWORK = Resource
 
 def played(forker: Forker, job: Path, what: str) -> tuple[Attempt, str]:
     attempt = forker.start(job, 1, "loops.py", what)
-    code, output = attempt.end()
-    assert code == 0, output
+    output = attempt.ends()
     assert "the end" in output
     return attempt, output
 
@@ -139,11 +138,9 @@ def test_iterations_are_counted_once_and_resumed_exactly(kind: str, steps: int, 
         attempt = forker.start(tmp_path / "j-2", epoch, "iterations.py", str(tmp_path / "w"), kind, "0.02")
         attempt.until(at)
         attempt.send(signal.SIGTERM)
-        code, output = attempt.end()
-        assert code == PREEMPTED, output
+        output = attempt.ends(PREEMPTED)
     last = forker.start(tmp_path / "j-2", 3, "iterations.py", str(tmp_path / "w"), kind)
-    code, output = last.end()
-    assert code == 0, output
+    output = last.ends()
     assert last.page.steps == steps
     code, output = undisturbed.end()
     assert (code, undisturbed.page.steps) == (0, steps), output
@@ -157,9 +154,7 @@ def test_a_limit_of_memory_means_nothing_without_a_gpu(forker: Forker, tmp_path:
 
 
 def test_transfers_are_told_from_launches_and_the_profiler_makes_way(forker: Forker, tmp_path: Path) -> None:
-    code, output = forker.start(tmp_path / "j-1", 1, "moving.py").end()
-    assert code == 0, output
-    assert "as it should be" in output
+    assert "as it should be" in forker.start(tmp_path / "j-1", 1, "moving.py").ends()
 
 
 def test_asked_by_sigquit_a_job_says_where_it_is(forker: Forker, tmp_path: Path) -> None:
@@ -183,8 +178,7 @@ def figures(output: str) -> tuple[int, float, float]:
 
 
 def test_steps_of_one_millisecond_are_counted_exactly_and_measured_in_samples(forker: Forker, tmp_path: Path) -> None:
-    code, output = forker.start(tmp_path / "j-1", 1, "short_steps.py", "1", "0", "2000").end()
-    assert code == 0, output
+    output = forker.start(tmp_path / "j-1", 1, "short_steps.py", "1", "0", "2000").ends()
     published, gpu_s, step_s = figures(output)
     assert WARM_UP + 20 < published < WARM_UP + MOST + 2000 / 10
     assert gpu_s == pytest.approx(2.0, abs=GLANCE_S + 0.005)  # as if each had been measured, but for the newest
@@ -192,26 +186,22 @@ def test_steps_of_one_millisecond_are_counted_exactly_and_measured_in_samples(fo
 
 
 def test_steps_of_more_than_the_budget_are_all_measured(forker: Forker, tmp_path: Path) -> None:
-    code, output = forker.start(tmp_path / "j-1", 1, "short_steps.py", "51", "0", "150").end()
-    assert code == 0, output
+    output = forker.start(tmp_path / "j-1", 1, "short_steps.py", "51", "0", "150").ends()
     assert figures(output) == (150, pytest.approx(150 * 0.051), pytest.approx(0.051))
 
 
 @pytest.mark.parametrize("stop", [3, 333])
 def test_a_stop_is_obeyed_in_the_step_in_which_it_comes(stop: int, forker: Forker, tmp_path: Path) -> None:
-    code, output = forker.start(tmp_path / "j-1", 1, "short_steps.py", "1", str(stop), "2000").end()
-    assert code == PREEMPTED, output
+    forker.start(tmp_path / "j-1", 1, "short_steps.py", "1", str(stop), "2000").ends(PREEMPTED)
     assert steps_saved(tmp_path / "j-1") == [stop]
 
 
 def test_two_loaders_that_are_drawn_together_count_a_step_once(forker: Forker, tmp_path: Path) -> None:
-    code, output = forker.start(tmp_path / "j-1", 1, "short_steps.py", "1", "0", "2000", "zip").end()
-    assert code == 0, output
+    output = forker.start(tmp_path / "j-1", 1, "short_steps.py", "1", "0", "2000", "zip").ends()
     assert figures(output)[1] == pytest.approx(2.0, abs=GLANCE_S + 0.005)
 
 
 def test_a_short_step_calls_few_functions(forker: Forker, tmp_path: Path) -> None:
     """Each costs a step that computes about a microsecond. Measured steps, and beginnings of passes, are included."""
-    code, output = forker.start(tmp_path / "j-1", 1, "short_steps.py", "1", "0", "2000", "calls").end()
-    assert code == 0, output
+    output = forker.start(tmp_path / "j-1", 1, "short_steps.py", "1", "0", "2000", "calls").ends()
     assert float(output.split("calls ")[1].split()[0]) < 15

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from attempts import free_port, the_forker
+from attempts import the_forker
 
 pytest.importorskip("torch")
 WAYS = [("steps", ""), ("adaptive", ""), ("steps", "destroy"), ("adaptive", "destroy")]
@@ -17,13 +17,8 @@ def test_ranks_that_end_apart_end_well(kind: str, destroy: str, tmp_path: Path) 
     """PLAIT_SLOW: 25 pairs of each kind, 100 in all; else one or two."""
     codes = []
     for number in range(-(-TRIES // len(WAYS))):
-        job, port = tmp_path / f"j-{number}", str(free_port())
-        both = [
-            the_forker().start(
-                job, 1, "lagging.py", kind, "0.15", destroy, finalise=True, rank=rank, world=2, MASTER_PORT=port
-            )
-            for rank in (0, 1)
-        ]
+        job = tmp_path / f"j-{number}"
+        both = the_forker().gang(job, 1, "lagging.py", kind, "0.15", destroy, finalise=True, world=2)
         codes += [attempt.end() for attempt in both]
     assert [code for code, _ in codes] == [0] * len(codes), codes
 

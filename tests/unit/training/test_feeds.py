@@ -67,8 +67,7 @@ def test_turns_over_passes_go_on_in_the_next_pass_too(stop: int, forker: Forker,
     attempts = [forker.start(tmp_path / "j-1", 1, "turns.py", str(tmp_path / "plain"), "0")]
     attempts += [forker.start(tmp_path / "j-2", 1, "turns.py", str(tmp_path / "ours"), str(stop))]
     assert [attempt.end()[0] for attempt in attempts] == [0, PREEMPTED]
-    code, output = forker.start(tmp_path / "j-2", 2, "turns.py", str(tmp_path / "ours"), "0").end()
-    assert code == 0, output
+    forker.start(tmp_path / "j-2", 2, "turns.py", str(tmp_path / "ours"), "0").ends()
     assert losses(tmp_path / "ours") == losses(tmp_path / "plain")
 
 
@@ -90,8 +89,7 @@ def test_an_order_that_does_not_come_again_is_reported_and_no_later_start_fails(
     assert code == PREEMPTED
     assert "Lazy does not repeat its order" in output
     assert attempt.page.checkpoint_steps == max(steps_saved(tmp_path / "j-1"), default=0)
-    code, output = forker.start(tmp_path / "j-1", 2, "feeds.py", str(tmp_path / "l2"), "lazy").end()
-    assert code == 0, output
+    output = forker.start(tmp_path / "j-1", 2, "feeds.py", str(tmp_path / "l2"), "lazy").ends()
 
 
 def test_a_stop_asked_in_an_evaluation_waits_for_its_end_and_loses_nothing(forker: Forker, tmp_path: Path) -> None:
@@ -100,8 +98,7 @@ def test_a_stop_asked_in_an_evaluation_waits_for_its_end_and_loses_nothing(forke
     attempt = forker.start(tmp_path / "j-2", 1, "feeds.py", str(ours), "subclass", "--evaluate-s", "0.05")
     attempt.says("evaluating")
     attempt.send(signal.SIGTERM)
-    code, output = attempt.end()
-    assert code == PREEMPTED, output
+    output = attempt.ends(PREEMPTED)
     assert steps_saved(tmp_path / "j-2") == [attempt.page.steps]
     code, output = forker.start(tmp_path / "j-2", 2, "feeds.py", str(ours), "subclass").end()
     assert (code, undisturbed.end()[0]) == (0, 0), output
@@ -119,7 +116,6 @@ def test_an_evaluation_that_takes_too_long_is_left(asked: str, forker: Forker, t
     if grace_s > 1:
         time.sleep(0.1)  # two at once would be one
         attempt.send(signal.SIGTERM)
-    code, output = attempt.end()
-    assert code == PREEMPTED, output
+    output = attempt.ends(PREEMPTED)
     assert output.count("evaluating") == 1
     assert steps_saved(job) == []

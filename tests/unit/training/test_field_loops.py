@@ -18,7 +18,7 @@ from plait.training.loader.consumers import counted_beside
 from plait.training.loader.sampler_replay import SamplerState
 
 pytest.importorskip("torch")
-from attempts import ROOT, free_port, the_forker
+from attempts import ROOT, the_forker
 
 #: By kind: the lines after which the process is stopped, in one attempt each.
 EXACT = {
@@ -53,14 +53,11 @@ def test_a_stopped_training_has_every_number_of_an_undisturbed_one(kind: str, fo
     plain, ours = tmp_path / "plain", tmp_path / "ours"
     undisturbed = forker.start(tmp_path / "j-1", 1, "field_loops.py", str(plain), kind, "0")
     for epoch, stop in enumerate(EXACT[kind], 1):
-        code, output = forker.start(tmp_path / "j-2", epoch, "field_loops.py", str(ours), kind, str(stop)).end()
-        assert code == PREEMPTED, output
+        forker.start(tmp_path / "j-2", epoch, "field_loops.py", str(ours), kind, str(stop)).ends(PREEMPTED)
     stopped = len(ours.read_text().splitlines())
     assert stopped <= sum(EXACT[kind]) + (9 if kind == "warm_up_then_batches" else 1)  # not left to run on
-    code, output = forker.start(tmp_path / "j-2", 9, "field_loops.py", str(ours), kind, "0").end()
-    assert code == 0, output
-    code, output = undisturbed.end()
-    assert code == 0, output
+    forker.start(tmp_path / "j-2", 9, "field_loops.py", str(ours), kind, "0").ends()
+    undisturbed.ends()
     assert ours.read_text() == plain.read_text()
 
 
@@ -86,8 +83,7 @@ def test_a_model_of_another_structure_is_reported_and_not_saved(
     assert why in output
     assert attempt.page.checkpoint_steps == 4  # the one that can be loaded
     assert steps_saved(job) == [4]
-    code, output = forker.start(job, 3, "field_loops.py", str(trace), kind, "0").end()
-    assert code == 0, output
+    output = forker.start(job, 3, "field_loops.py", str(trace), kind, "0").ends()
 
 
 def test_an_order_that_cannot_be_repeated_is_saved_at_the_ends_of_epochs_only(forker: Forker, tmp_path: Path) -> None:
@@ -98,8 +94,7 @@ def test_an_order_that_cannot_be_repeated_is_saved_at_the_ends_of_epochs_only(fo
     assert "Entropy does not repeat its order" in output
     assert attempt.page.saves == Saves.FAILED  # so no policy stops it
     assert steps_saved(job) == [6, 12]
-    code, output = forker.start(job, 2, "field_loops.py", str(trace), "entropy", "0").end()
-    assert code == 0, output
+    output = forker.start(job, 2, "field_loops.py", str(trace), "entropy", "0").ends()
     assert [text for text in trace.read_text().splitlines() if text.startswith("2 ")][-6:] == [
         f"2 {step}" for step in range(13, 19)
     ]
@@ -213,8 +208,7 @@ def test_stopped_in_the_middle_and_at_the_end_of_an_epoch(
         attempt = forker.start(job, epoch, "trainers.py", str(ours), library, workers)
         attempt.until(max(steps, int(done) + 1))
         attempt.send(signal.SIGTERM)
-        code, output = attempt.end()
-        assert code == PREEMPTED, output
+        output = attempt.ends(PREEMPTED)
         done = attempt.page.steps
         assert done >= steps
         assert max(steps_saved(job)) == attempt.page.steps
@@ -234,18 +228,10 @@ def test_the_batch_adapts_inside_a_trainer_and_its_job_is_resized(
     outputs = ""
     for epoch, world in enumerate(worlds, start=1):
         steps = 5 if epoch < len(worlds) else 0
-        port = str(free_port())
-        gang = [
-            forker.start(
-                tmp_path / "j-1", epoch, "adaptive_trainers.py", library, str(tmp_path / "seen"), str(steps), rank=rank,
-                world=world, MASTER_PORT=port, MASTER_ADDR="127.0.0.1", LOCAL_RANK=str(rank),
-            )
-            for rank in range(world)
-        ]  # fmt: skip
+        args = (library, str(tmp_path / "seen"), str(steps))
+        gang = forker.gang(tmp_path / "j-1", epoch, "adaptive_trainers.py", *args, world=world)
         for attempt in gang:
-            code, output = attempt.end()
-            assert code == (PREEMPTED if steps else 0), output
-            outputs += output
+            outputs += attempt.ends(PREEMPTED if steps else 0)
     passes: dict[str, list[int]] = {}
     for file in tmp_path.glob("seen-*"):
         for line in file.read_text().splitlines():
@@ -268,8 +254,7 @@ def test_the_batch_adapts_inside_a_trainer_and_its_job_is_resized(
 def test_the_examples_run(script: str, library: str, shorter: list[str], forker: Forker, tmp_path: Path) -> None:
     pytest.importorskip(library)
     attempt = forker.start(tmp_path / "j-1", 1, EXAMPLES / script, *shorter)
-    code, output = attempt.end()
-    assert code == 0, output
+    output = attempt.ends()
     assert attempt.page.steps == attempt.page.total_iterations > 0
     assert 0 < attempt.page.skew <= 1
     assert any(line.startswith("done: ") for line in output.splitlines())  # torch's profiler may write after it

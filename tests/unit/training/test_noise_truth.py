@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attempts import PREEMPTED, ROOT, Attempt, free_port, the_forker
+from attempts import PREEMPTED, ROOT, Attempt, the_forker
 
 from plait.runtime.gates import GATES, GroupMember, make_group
 from plait.runtime.page import VERSION
@@ -41,12 +41,8 @@ CASES = [
 
 def measured(tmp_path: Path, model: str, optimizer: str, how: str, world: int, steps: int, seed: int = 0) -> Any:
     """What the script prints."""
-    port, words = str(free_port()), (model, optimizer, how, str(steps), str(seed))
-    job = tmp_path / f"j-{seed}"
-    ranks = [
-        the_forker().start(job, 1, "noise_truth.py", *words, rank=r, world=world, MASTER_PORT=port)
-        for r in range(world)
-    ]
+    words = (model, optimizer, how, str(steps), str(seed))
+    ranks = the_forker().gang(tmp_path / f"j-{seed}", 1, "noise_truth.py", *words, world=world)
     ends = [attempt.end(600) for attempt in ranks]
     assert [code for code, _ in ends] == [0] * world, ends
     said = json.loads(next(line for line in ends[0][1].splitlines() if line.startswith("{")))
@@ -79,12 +75,8 @@ def test_over_many_trainings_the_mean_is_the_exact_one(world: int, tmp_path: Pat
 
 
 def play(script: str, world: int, folder: Path) -> None:
-    forker, port = the_forker(), str(free_port())
-    ranks = [forker.start(folder, 1, script, rank=rank, world=world, MASTER_PORT=port) for rank in range(world)]
-    for attempt in ranks:
-        code, output = attempt.end()
-        assert code == 0, output
-        assert "the end\n" in output
+    for attempt in the_forker().gang(folder, 1, script, world=world):
+        assert "the end\n" in attempt.ends()
 
 
 def test_estimates_are_those_of_the_gradients_that_went_in(tmp_path: Path) -> None:
@@ -103,17 +95,12 @@ def test_a_plan_for_each_number_of_ranks_loses_as_the_fixed_plan_and_holds_its_s
                 "initial": 24, "most": 24, "least_local": 1, "most_local": 6 if name == "planned" else 24,
                 "accumulation": True, "parameters": 420, "example_bytes": 1, "zero_stage": stage,
             }  # fmt: skip
-            port = str(free_port())
-            gang = [
-                the_forker().start(
-                    tmp_path / name, epoch, "planned_resize.py", str(out), str(steps), rank=rank, world=world,
-                    MASTER_PORT=port, PLAIT_BATCH=json.dumps(limits),
-                )
-                for rank in range(world)
-            ]  # fmt: skip
+            gang = the_forker().gang(
+                tmp_path / name, epoch, "planned_resize.py", str(out), str(steps), world=world,
+                PLAIT_BATCH=json.dumps(limits),
+            )  # fmt: skip
             for attempt in gang:
-                code, output = attempt.end()
-                assert code == (PREEMPTED if steps else 0), output
+                attempt.ends(PREEMPTED if steps else 0)
         found.append([json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()])
     planned, fixed = found
     assert sorted({tuple(row[:5]) for row in planned}) == [
@@ -139,7 +126,6 @@ EPOCHS = 3
 
 def start(folder: Path, epoch: int, world: int, gate: str = "", every: int = 1) -> list[Attempt]:
     """All ranks, at a gate if there is one; gradient noise is measured in every so many-th step."""
-    forker, port = the_forker(), str(free_port())
     if gate:
         group = make_group(folder.parent / "g", gate, [GroupMember(1, 0, world)], version=1)
         for rank in range(world):
@@ -147,18 +133,14 @@ def start(folder: Path, epoch: int, world: int, gate: str = "", every: int = 1) 
             run_dir.mkdir(parents=True)
             control = {"version": 1, "epoch": epoch, "group": group.control(1, rank), "made_by": VERSION}
             (run_dir / "control.json").write_text(json.dumps(control))
-    return [
-        forker.start(folder, epoch, "adaptive_ranks.py", str(every), rank=rank, world=world, MASTER_PORT=port)
-        for rank in range(world)
-    ]
+    return the_forker().gang(folder, epoch, "adaptive_ranks.py", str(every), world=world)
 
 
 def end(ranks: list[Attempt]) -> dict[str, Any]:
     """What they found, all alike."""
     said = []
     for attempt in ranks:
-        code, output = attempt.end()
-        assert code == 0, output
+        output = attempt.ends()
         said.append(json.loads(next(line for line in output.splitlines() if line.startswith("{"))))
         assert attempt.page.steps == said[-1]["steps"]
     assert all(one["found"] == said[0]["found"] for one in said)
@@ -215,7 +197,5 @@ def test_estimates_go_on_where_another_number_of_ranks_has_left(tmp_path: Path) 
 def test_the_example_runs(tmp_path: Path) -> None:
     example = ROOT / "examples" / "training" / "adaptive.py"
     attempt = the_forker().start(tmp_path / "j-1", 1, example, "--epochs", "0.3")
-    code, output = attempt.end()
-    assert code == 0, output
-    assert "% right (goal 95.0%)" in output
+    assert "% right (goal 95.0%)" in attempt.ends()
     assert attempt.page.progress >= 0.3 * 256
