@@ -76,8 +76,7 @@ def test_a_stream_that_does_not_come_again_is_an_error_and_not_another_training(
     attempt.until(5)
     attempt.send(signal.SIGTERM)
     assert attempt.end()[0] == PREEMPTED
-    code, output = forker.start(tmp_path / "j-1", 2, "feeds.py", str(tmp_path / "l"), "fickle").end()
-    assert code == 1
+    output = forker.start(tmp_path / "j-1", 2, "feeds.py", str(tmp_path / "l"), "fickle").ends(1)
     assert "Fickle does not give the same items again" in output
 
 
@@ -85,8 +84,7 @@ def test_an_order_that_does_not_come_again_is_reported_and_no_later_start_fails(
     attempt = forker.start(tmp_path / "j-1", 1, "feeds.py", str(tmp_path / "l"), "lazy")
     attempt.until(5)
     attempt.send(signal.SIGTERM)
-    code, output = attempt.end()
-    assert code == PREEMPTED
+    output = attempt.ends(PREEMPTED)
     assert "Lazy does not repeat its order" in output
     assert attempt.page.checkpoint_steps == max(steps_saved(tmp_path / "j-1"), default=0)
     output = forker.start(tmp_path / "j-1", 2, "feeds.py", str(tmp_path / "l2"), "lazy").ends()

@@ -78,8 +78,7 @@ def test_a_model_of_another_structure_is_reported_and_not_saved(
     code, _ = forker.start(job, 1, "field_loops.py", str(trace), kind, "4").end()
     assert code == PREEMPTED
     attempt = forker.start(job, 2, "field_loops.py", str(trace), kind, "4")
-    code, output = attempt.end()
-    assert code == PREEMPTED
+    output = attempt.ends(PREEMPTED)
     assert why in output
     assert attempt.page.checkpoint_steps == 4  # the one that can be loaded
     assert steps_saved(job) == [4]
@@ -89,8 +88,7 @@ def test_a_model_of_another_structure_is_reported_and_not_saved(
 def test_an_order_that_cannot_be_repeated_is_saved_at_the_ends_of_epochs_only(forker: Forker, tmp_path: Path) -> None:
     job, trace = tmp_path / "j-1", tmp_path / "trace"
     attempt = forker.start(job, 1, "field_loops.py", str(trace), "entropy", "15")
-    code, output = attempt.end()
-    assert code == PREEMPTED
+    output = attempt.ends(PREEMPTED)
     assert "Entropy does not repeat its order" in output
     assert attempt.page.saves == Saves.FAILED  # so no policy stops it
     assert steps_saved(job) == [6, 12]
@@ -102,16 +100,14 @@ def test_an_order_that_cannot_be_repeated_is_saved_at_the_ends_of_epochs_only(fo
 
 @pytest.mark.parametrize("kind", ["counted_beside", "counted_by_range"])
 def test_a_count_that_cannot_go_on_is_reported_at_the_first_batch(kind: str, forker: Forker, tmp_path: Path) -> None:
-    code, output = forker.start(tmp_path / "j-1", 1, "field_loops.py", str(tmp_path / "t"), kind, "2").end()
-    assert code == PREEMPTED
+    output = forker.start(tmp_path / "j-1", 1, "field_loops.py", str(tmp_path / "t"), kind, "2").ends(PREEMPTED)
     assert "plait: this loop counts its batches by" in output
     assert "for i, batch in job.batches(loader):" in output
 
 
 def test_a_count_of_steps_that_cannot_go_on_is_reported(forker: Forker, tmp_path: Path) -> None:
     kind = "counted_steps_beside"
-    code, output = forker.start(tmp_path / "j-1", 1, "field_loops.py", str(tmp_path / "t"), kind, "2").end()
-    assert code == PREEMPTED
+    output = forker.start(tmp_path / "j-1", 1, "field_loops.py", str(tmp_path / "t"), kind, "2").ends(PREEMPTED)
     assert "plait: the script counts the steps of job.steps() by zip() with a counter" in output
 
 

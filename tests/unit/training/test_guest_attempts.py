@@ -173,6 +173,5 @@ def test_a_job_that_is_too_large_for_the_gpu_fails_and_says_so(forker, tmp_path)
     guest.until(3)
     guest.page.set_directive(Directive(0.0, 1 << 30, 5, Action.STOP))
     guest.page.share = 1.0
-    code, output = guest.attempt.end()
-    assert code == 1
+    output = guest.attempt.ends(1)
     assert "needs more GPU memory than it can have" in output

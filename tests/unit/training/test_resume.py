@@ -47,8 +47,7 @@ def test_a_polite_stop_loses_no_step(forker: Forker, tmp_path: Path) -> None:
     done = int(attempt.page.steps)
     assert steps_saved(tmp_path / "j-1") == [done]
     assert 20 <= done < 48
-    code, output = forker.start(tmp_path / "j-1", 2, "tiny.py", str(tmp_path / "w")).end()
-    assert code == 0
+    output = forker.start(tmp_path / "j-1", 2, "tiny.py", str(tmp_path / "w")).ends()
     assert f"steps {48 - done}\n" in output
 
 
@@ -105,8 +104,7 @@ def test_an_attempt_that_was_replaced_commits_nothing(forker: Forker, tmp_path: 
     seen = max(steps_saved(job), default=0)
     attempt.until(15)
     attempt.send(signal.SIGTERM)
-    code, output = attempt.end()
-    assert code == PREEMPTED
+    output = attempt.ends(PREEMPTED)
     assert "was replaced by attempt 2" in output
     assert max(steps_saved(job), default=0) <= seen + 5
     assert not list((job / "checkpoints").glob("step-*")) or not steps_saved(job, marked=False)
