@@ -1,4 +1,4 @@
-"""With which options a service stands by: its own, those of before, else those of the first one."""
+"""How agents are kept alive, and with which options a service stands by: its own, the previous, or the first one's."""
 
 import socket
 import subprocess

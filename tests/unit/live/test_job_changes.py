@@ -1,4 +1,4 @@
-"""Arrays of jobs and tags: what is submitted once, listed as one row, and changed together.
+"""Changes of submitted jobs; arrays and tags: submitted once, listed as one row, and changed together.
 
 The log of every cluster here is replayed at the end of its test, decision by decision.
 """
