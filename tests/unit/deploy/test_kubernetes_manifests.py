@@ -177,7 +177,7 @@ def test_overlays_say_namespace_and_image():
     objects = render(FOLDERS["example"])
     space = one(objects, "Namespace")["metadata"]["name"]
     assert {o["metadata"].get("namespace") for o in objects if o["kind"] not in CLUSTER_WIDE} == {space}
-    assert {c["image"] for pod in pods(objects) for c in containers(pod)} == {"ghcr.io/example/plait:0.2.0-gpu"}
+    assert {c["image"] for pod in pods(objects) for c in containers(pod)} == {"ghcr.io/example/plait:0.3.0-gpu"}
     assert one(objects, "PersistentVolumeClaim")["spec"]["storageClassName"] == "nfs-rwx"
 
 
