@@ -773,8 +773,9 @@ def test_policies_know_the_total_that_a_script_reports(cluster: Make) -> None:
         (301.0, 300.0, math.nan, 12.0),  # wrong: the job is predicted again
     ):
         c.nodes[0].report(0, steps=steps, total_steps=total, **pace, then_s=wait_s)
+        c.engine.update(0, {"priority": steps}, c.now, by="ann")  # which leaves it known
         assert store.columns["iterations"][:2].tolist() == pytest.approx([known, 7.0], nan_ok=True)
-    assert [entry.type for entry in c.store.entries()].count("JobUpdated") == 3
+    assert [entry.type for entry in c.store.entries()].count("JobUpdated") == 3 + 4
 
 
 def test_explain_names_blockers_and_what_would_start_it(cluster: Make) -> None:

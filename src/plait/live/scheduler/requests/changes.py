@@ -133,8 +133,10 @@ def _spec(ctx: Context, job: JobRecord, request: Mapping[str, Any], fields: Mapp
             check_size(ctx, spec, request)
         except InputError as error:
             raise InputError(f"job {name}: {error}") from None
-    if job.admitted and controller is not None:  # the weight of its project when it was admitted stays
-        spec = replace(spec, weight=controller.job_store.spec(job.number).weight)
+    if job.admitted and controller is not None:
+        known = controller.job_store.spec(job.number)
+        # The weight of its project when it was admitted stays, and the iterations that its script reports.
+        spec = replace(spec, weight=known.weight, iterations=known.iterations)
     return spec
 
 
