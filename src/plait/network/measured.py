@@ -25,7 +25,7 @@ from plait.core.errors import InputError, SimulationError, suggest
 from plait.core.options import option
 from plait.network.fluid.exchanges import NONE, Exchange, Prepared
 from plait.network.packets.run import flow
-from plait.network.packets.scenario import FLOW_SIZES, OVERFLOWS, PacketJob, Scenario
+from plait.network.packets.scenario import FLOW_SIZES, OVERFLOWS, PacketJob, Scenario, check_background
 from plait.network.protocol.options import CHOICES, preset
 from plait.network.topology.fields import placed, read_options, split_options
 from plait.network.topology.paths import Graph
@@ -62,6 +62,7 @@ class Conditions:
         for name, known in (("cc", CHOICES["cc"]), ("overflow", OVERFLOWS), ("background_flows", FLOW_SIZES)):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} is {getattr(self, name)!r}; it takes {' or '.join(known)}")
+        check_background(self.background, self.background_flows)
 
     @property
     def of_all(self) -> bool:

@@ -121,6 +121,7 @@ def test_conditions_of_packets_are_read_and_wrong_ones_refused() -> None:
     for text, why in (
         ("paquets", "did you mean"), ("law:cc=aimd", "law takes no options"), ("packets:cc=red", "cc is"),
         ("packets:loss=1", "'loss' is no field"), ("packets:background=1", "needs a number from 0 to 0.99"),
+        ("packets:background_flows=websearch", "give a background"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=why):
             measured.rates_of(text)

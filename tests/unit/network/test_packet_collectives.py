@@ -106,8 +106,18 @@ def test_flows_of_other_traffic_have_the_published_sizes_and_come_in_bursts() ->
             alone("ring", 8, background=0.3, background_flows=flows, seed=seed).goodput_bits_per_s for seed in range(4)
         ]
     assert np.std(each["websearch"]) > 5 * np.std(each["even"])
+    for seed in range(4):  # of data mining, with 7.5 MB, some are under way from the beginning
+        mined = alone("ring", 8, background=0.3, background_flows="datamining", seed=seed).goodput_bits_per_s
+        assert mined < 0.8 * alone("ring", 8).goodput_bits_per_s
     with pytest.raises(InputError, match="background_flows is 'web'; it takes even or websearch or datamining"):
         alone("ring", 8, background=0.3, background_flows="web")
+
+
+def test_little_traffic_of_a_slow_link_comes_after_long_gaps() -> None:
+    """Gaps of 86 seconds on average: with a random number of 20 bits, too much for 63 bits."""
+    job = PacketJob(preset("switchml"), 2, (100_000,))
+    quiet = simulate(one_switch([job], 4096, gbps=0.1)).goodput_bits_per_s
+    assert simulate(one_switch([job], 4096, gbps=0.1, background=1e-6, seed=4)).goodput_bits_per_s > 0.98 * quiet
 
 
 def test_background_traffic_above_its_room_is_dropped_and_the_job_ends() -> None:

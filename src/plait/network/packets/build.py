@@ -97,7 +97,7 @@ def build(scenario: Scenario) -> Net:
         if job.options.reminder_s and job.served:
             schedule(links, ps(job.start_s + job.options.reminder_s), reminders + j)
     for f, one in enumerate(peers.flows):
-        schedule(links, int(one["gap"]) * f // len(peers.flows), reminders + len(jobs) + f)
+        schedule(links, int(one["start"]), reminders + len(jobs) + f)
     return net
 
 
@@ -292,7 +292,7 @@ def _peers(scenario: Scenario, hosts: list[tuple[int, int]]) -> tuple[PeerTraffi
     graph, jobs = scenario.graph, scenario.jobs
     first, switches = len(graph.nodes), len(graph.names) - len(graph.nodes)
     sizes = _sizes(scenario.background_flows)
-    flows = _flows(scenario, float(sizes.mean()))
+    flows = _flows(scenario, sizes)
     used = any(job.collective for job in jobs) or len(flows) > 0
     hops = np.zeros((len(jobs) + len(flows), switches, first) if used else (0, 0, 0), dtype=np.int32)
     room, rows = np.zeros(len(graph.ends), dtype=np.int64), 0
@@ -376,19 +376,31 @@ def _sizes(name: str) -> IntArray:
     return sizes
 
 
-def _flows(scenario: Scenario, size: float) -> Records:
-    """Background traffic: each node sends flows of this mean size to the next of a random cycle."""
+def _flows(scenario: Scenario, sizes: IntArray) -> Records:
+    """Background traffic: each node sends flows of one of these sizes to the next of a random cycle.
+
+    It begins as if it had gone on for ever: a flow of several packets is under way on each node with a chance of
+    `background`, a large one rather than a small one, because it takes longer.
+    """
     nodes, graph = len(scenario.graph.nodes), scenario.graph
     if not scenario.background or nodes < 2:
         return np.zeros(0, dtype=state.FLOW)
-    cycle = np.random.default_rng(scenario.seed).permutation(nodes)
+    rng = np.random.default_rng(scenario.seed)
+    cycle = rng.permutation(nodes)
     found = np.zeros(nodes, dtype=state.FLOW)
     found["node"][cycle] = np.roll(cycle, -1)
     found["job"] = len(scenario.jobs) + np.arange(nodes)
     out = [graph.next_hops(node, graph.leaf(node))[0][0] for node in range(nodes)]
     found["channel"] = out
-    line_ps = 8e12 * FLOW_BYTES / graph.channel_bits_per_s[out]
+    line_ps, mean = 8e12 * FLOW_BYTES / graph.channel_bits_per_s[out], float(sizes.mean())
     found["line"] = np.rint(line_ps)
-    found["gap"] = np.rint(line_ps * (size / scenario.background - (size - 1)))
-    found["left"] = 1
+    found["gap"] = np.rint(line_ps * (mean / scenario.background - (mean - 1)))
+    found["left"], found["start"] = 1, found["gap"] * np.arange(nodes) // nodes
+    if sizes[-1] > 1:
+        under_way, left, part, gone = rng.random((4, nodes))
+        large = sizes[np.searchsorted(np.cumsum(sizes), left * sizes.sum(), side="right")]
+        small = sizes[(left * len(sizes)).astype(np.int64)]
+        found["left"] = np.where(busy := under_way < scenario.background, np.ceil(large * (1 - part)), small)
+        # What is left of a gap that is drawn evenly from 0 to twice the mean.
+        found["start"] = np.where(busy, gone * found["line"], 2 * found["gap"] * (1 - np.sqrt(1 - gone)))
     return found

@@ -128,6 +128,7 @@ def flow(links: Links, peers: PeerTraffic, f: int, now: int, source: int) -> Non
     wait = one["line"]
     one["left"] -= 1
     if one["left"] <= 0:
-        wait = (draw(links) >> 10) * one["gap"] >> 19
+        part, gap = draw(links) >> 10, one["gap"]
+        wait = part * (gap >> 19) + (part * (gap & 0x7FFFF) >> 19)  # the product can have more than 63 bits
         one["left"] = peers.sizes[draw(links) >> 20] if peers.sizes[-1] > 1 else int64(1)
     schedule(links, now + 1 + wait, source)

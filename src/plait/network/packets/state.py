@@ -109,9 +109,10 @@ LANE = np.dtype([("at", "i8"), ("end", "i8"), ("sent", "i8"), ("under_way", "i8"
 #: Packets for another worker: its node, how many, their part of the all-reduce, the part that must have come before
 #: (-1: none), and how long an acknowledgement takes (ps).
 SEND = np.dtype([("node", "i8"), ("packets", "i8"), ("part", "i8"), ("after", "i8"), ("back", "i8")])
-#: Background traffic from a node to another: the channel from it, the other node, a number after those of jobs, and
-#: the mean time between two packets (ps).
-FLOW = np.dtype([(name, "i8") for name in ("channel", "node", "job", "gap", "line", "left")])
+#: Background traffic from a node to another: the channel from it, the other node, a number after those of jobs, the
+#: mean time between the last packet of a flow and the next flow, that between packets of one, and when the first one is
+#: sent (ps), and packets left of the present flow.
+FLOW = np.dtype([(name, "i8") for name in ("channel", "node", "job", "gap", "line", "start", "left")])
 #: Type of a packet for another node that no switch adds up, after those of the protocol; `bitmap` is the node.
 PEER = 7
 
