@@ -404,17 +404,22 @@ class Controller:
     def _on_job_finished(self, event: JobFinished) -> Sequence[Command]:
         self._require(event.jobs, Phase.FINISHED, event)
         columns = self.job_store.columns
-        record_completion(event.jobs, columns["iterations"], columns["iterations_done"])
         if len(self.cluster.kinds) > 1:
             self._note_kind_speeds(event.jobs)
+        record_completion(event.jobs, columns["iterations"], columns["iterations_done"])
         self._end(event.jobs, Phase.FINISHED, event.end_s)
         return ()
 
     def _note_kind_speeds(self, jobs: IntArray) -> None:
-        """Record how fast finished jobs were on their kind of GPU, if they ran nowhere else and shared no GPUs."""
+        """Record how fast finished jobs were on their kind of GPU, if they ran nowhere else and shared no GPUs.
+
+        By the iterations that were reported: a job may end before all that its owner expects. Known iteration times are
+        of the size and batch of the request, so jobs that may have had others say nothing.
+        """
         columns, running, cluster = self.job_store.columns, self.running, self.cluster
         alone = (columns["starts"][jobs] == 1) & (columns["running_group"][jobs] >= 0)
-        alone &= np.isnan(columns["shared_speed"][jobs])
+        alone &= np.isnan(columns["shared_speed"][jobs]) & (columns["batch_size"][jobs] == 0)
+        alone &= columns["min_gpus"][jobs] == columns["max_gpus"][jobs]
         crowd = np.bincount(running.gpus, np.repeat(np.diff(running.first_job), running.gpu_count()), cluster.gpus)
         for job in jobs[alone & (columns["run_s"][jobs] >= LEAST_RUN_S)].tolist():
             first = running.gpus[running.first_gpu[columns["running_group"][job]]]

@@ -8,6 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+from plait.control import messages
+from plait.control.controller import Controller
 from plait.control.job_store import JobStore
 from plait.core.cluster import Cluster
 from plait.core.jobs import JobBatch, JobSpec
@@ -59,6 +61,22 @@ def test_a_job_on_slow_gpus_moves_once_fast_ones_are_free_and_known_to_be_fast(k
     unknown = columns(run([job(0, 500.0), LINE[1]], f"plait:knows={knows}"))  # it ended too soon to tell
     assert unknown["starts"][:2].tolist() == [1, 1]
     assert unknown["end_s"][1] > 39_000
+
+
+def test_finished_jobs_tell_only_what_they_were_seen_to_do_at_their_size() -> None:
+    controller = Controller(make_policy("plait"), Cluster.parse("1x2:fast,1x2:slow"))
+    early, one = np.zeros(1, dtype=np.int64), np.ones(1)
+    for event in (
+        messages.JobSubmitted(0.0, 0, JobBatch.of([job(0, 4000.0)])), messages.ReplanDue(0.0),
+        messages.ProgressReported(1000.0, early, 900 * one, 2000 * one, 1000 * one, one / 0.9),
+        messages.JobFinished(1000.0, early, 1000 * one),
+    ):  # fmt: skip
+        controller.handle(event)
+    assert controller.job_store.kind_speeds == pytest.approx({"fast": 0.9}), "it ended before its 4,000 iterations"
+    scaling = ((1, 3.5), (2, 1.9), (4, 1.0))
+    elastic = [replace(job(i, 3000.0, 4), min_gpus=1, scaling=scaling, profile=None) for i in range(4)]
+    shrunk = run(elastic, "pollux", "1x4:fast,1x4:slow")
+    assert shrunk.controller.job_store.kind_speeds == {}
 
 
 @pytest.mark.parametrize("profile", [True, False])
