@@ -776,6 +776,9 @@ def test_policies_know_the_total_that_a_script_reports(cluster: Make) -> None:
         c.engine.update(0, {"priority": steps}, c.now, by="ann")  # which leaves it known
         assert store.columns["iterations"][:2].tolist() == pytest.approx([known, 7.0], nan_ok=True)
     assert [entry.type for entry in c.store.entries()].count("JobUpdated") == 3 + 4
+    c.nodes[0].report(0, steps=310.0, total_steps=900.0, **pace, then_s=2.0)
+    c.nodes[0].end(0, then_s=2.0)  # before the total that it reported
+    assert store.columns["iterations_done"][0] == 310.0
 
 
 def test_explain_names_blockers_and_what_would_start_it(cluster: Make) -> None:

@@ -277,17 +277,32 @@ def _report_total(ctx: Context, job: JobRecord, attempt: Attempt, seen: Seen) ->
 
     A job that makes more than it reported is as unknown as one that reports nothing: it would go before all others.
     """
-    controller, number, learnt_s = ctx.state.controller, job.number, attempt.ranks[0].learnt_s
-    if controller is None or not seen.total_steps or job.request.get("iterations") or job.request.get("batch"):
+    learnt_s = attempt.ranks[0].learnt_s
+    if ctx.state.controller is None or not seen.total_steps or not _total_is_open(job):
         return
     if ctx.state.phase(job) is not Phase.RUNNING or ctx.now_s < learnt_s.get("total", -math.inf) + LEARN_S:
         return
     total = seen.total_steps if (seen.steps or 0.0) <= seen.total_steps else None
-    known = float(controller.job_store.columns["iterations"][number])
+    known = float(ctx.state.controller.job_store.columns["iterations"][job.number])
     if total != (None if math.isnan(known) else known):
         learnt_s["total"] = ctx.now_s
-        spec = replace(controller.job_store.spec(number), iterations=total)
-        ctx.record(JobUpdated(ctx.now_s, np.array([number]), JobBatch.of([spec])))
+        _set_total(ctx, job, total)
+
+
+def settle_total(ctx: Context, job: JobRecord, attempt: Attempt) -> None:
+    """Correct the total that a script reported if it ends after another number: it would count as done."""
+    known = float(ctx.state.in_charge.job_store.columns["iterations"][job.number])
+    if attempt.steps and _total_is_open(job) and not math.isnan(known) and known != attempt.steps:
+        _set_total(ctx, job, attempt.steps)
+
+
+def _total_is_open(job: JobRecord) -> bool:
+    return not (job.request.get("iterations") or job.request.get("batch"))
+
+
+def _set_total(ctx: Context, job: JobRecord, total: float | None) -> None:
+    spec = replace(ctx.state.in_charge.job_store.spec(job.number), iterations=total)
+    ctx.record(JobUpdated(ctx.now_s, np.array([job.number]), JobBatch.of([spec])))
 
 
 def _report_estimate(ctx: Context, job: JobRecord, seen: Seen) -> None:

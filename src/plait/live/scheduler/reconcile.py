@@ -23,7 +23,7 @@ from plait.live.protocol.requests import limits_of
 from plait.live.protocol.wire import RUNNING
 from plait.live.scheduler import stops
 from plait.live.scheduler.context import FENCE_TRIES, Context
-from plait.live.scheduler.measured import lost_work_s, never_saved, report_progress, served_s, why_lost
+from plait.live.scheduler.measured import lost_work_s, never_saved, report_progress, served_s, settle_total, why_lost
 from plait.live.scheduler.records.attempts import (
     FAILED,
     FROM_START,
@@ -212,6 +212,7 @@ def _close(ctx: Context, job: JobRecord, attempt: Attempt) -> None:
     if phase > Phase.RUNNING:
         return
     if over.outcome == "finished":
+        settle_total(ctx, job, attempt)
         ctx.record(JobFinished(now_s, jobs, np.array([over.ended_s])))
     elif stops.out_of_time(job):
         reason = f"time limit {stops.limit_in_words(job)} reached"
