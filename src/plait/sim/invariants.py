@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,33 +22,57 @@ from plait.core.policy import memory_kept
 from plait.sim.backend import Simulator
 
 
+class Replayed(NamedTuple):
+    """What follows from the rows of blocks so far: the job on each GPU, or -1, and what columns of the store are to be.
+
+    `done` is the progress with which each job started last, in iterations.
+    """
+
+    owner: IntArray
+    done: FloatArray
+    phase: IntArray
+    starts: IntArray
+    first_start_s: FloatArray
+    last_start_s: FloatArray
+    pending_since_s: FloatArray
+    end_s: FloatArray
+
+
 @kernel
 def replay(
-    kind: IntArray, job: IntArray, at_s: FloatArray, gpu_count: IntArray, gpus: IntArray, last_s: FloatArray,
-    phase: IntArray, owner: IntArray, submit_s: FloatArray, size: IntArray, gpu_kind: IntArray,
+    kind: IntArray, job: IntArray, at_s: FloatArray, done: FloatArray, gpu_count: IntArray, gpus: IntArray,
+    last_s: FloatArray, seen: Replayed, submit_s: FloatArray, size: IntArray, iterations: FloatArray,
+    gpu_kind: IntArray,
 ) -> int:  # fmt: skip
     """The first row of a block (`plait.control.drive.Block`) that cannot follow those before it; -1 if all can.
 
     Jobs start after they were submitted, with their whole gang on free GPUs of one kind, and stop or end while they
-    run. `phase` (jobs,), `owner` (GPUs,), the job or -1, and `last_s` (1,) are results, too. `gpu_kind` is -1 on nodes
-    that are down. No code is shared with what is checked.
+    run. `last_s` (1,) and `seen` are results, too. `gpu_kind` is -1 on nodes that are down. No code is shared with what
+    is checked.
     """
     start, lo = 0, 0
     for row in range(len(kind)):
-        one, fits = job[row], at_s[row] >= last_s[0]
-        last_s[0] = at_s[row]
+        one, now_s, fits = job[row], at_s[row], at_s[row] >= last_s[0]
+        last_s[0] = now_s
         if kind[row] == STARTS:
             hi = lo + gpu_count[start]
-            fits = fits and phase[one] == WAITING and at_s[row] >= submit_s[one] and hi - lo == size[one]
+            fits = fits and seen.phase[one] == WAITING and now_s >= submit_s[one] and hi - lo == size[one]
+            fits = fits and seen.done[one] <= done[start] <= iterations[one]
             for gpu in gpus[lo:hi]:
-                fits = fits and owner[gpu] < 0 and gpu_kind[gpu] == gpu_kind[gpus[lo]] >= 0
-                owner[gpu] = one
-            phase[one] = RUNNING
+                fits = fits and seen.owner[gpu] < 0 and gpu_kind[gpu] == gpu_kind[gpus[lo]] >= 0
+                seen.owner[gpu] = one
+            if seen.starts[one] == 0:
+                seen.first_start_s[one] = now_s
+            seen.phase[one], seen.last_start_s[one], seen.done[one] = RUNNING, now_s, done[start]
+            seen.starts[one] += 1
             lo, start = hi, start + 1
         else:
-            fits = fits and phase[one] == RUNNING
-            phase[one] = FINISHED if kind[row] == ENDS else WAITING
-            owner[owner == one] = -1
+            fits = fits and seen.phase[one] == RUNNING
+            seen.owner[seen.owner == one] = -1
+            if kind[row] == ENDS:
+                seen.phase[one], seen.end_s[one] = FINISHED, now_s
+            else:
+                seen.phase[one], seen.pending_since_s[one] = WAITING, now_s
         if not fits:
             return row
     return -1
@@ -65,9 +90,13 @@ class Invariants:
         self._shrunk: set[int] = set()
         self._lost: set[int] = set()
         self._reported: set[int] = set()
-        # Of instants that are replayed: the job on each GPU, and what each job does.
-        self._owner = np.full(controller.cluster.gpus, -1, dtype=np.int64)
-        self._phase, self._last_s = np.full(len(backend.truth), WAITING), np.full(1, -np.inf)
+        # Of instants that are replayed.
+        n, never = len(backend.truth), np.full(len(backend.truth), np.nan)
+        self._seen = Replayed(
+            np.full(controller.cluster.gpus, -1), np.zeros(n), np.full(n, WAITING), np.zeros(n, dtype=np.int64),
+            never, never.copy(), backend.reported.submit_s.copy(), never.copy(),
+        )  # fmt: skip
+        self._last_s = np.full(1, -np.inf)
 
     def __call__(self, event: messages.Event, commands: Sequence[messages.Command]) -> None:
         # Every job ever submitted is active or has ended; active jobs are in order and not ended.
@@ -105,17 +134,26 @@ class Invariants:
         """Replay many instants from the rows of what happened to jobs."""
         b, cluster, event = self.backend, self.controller.cluster, messages.ReplanDue(block.last_s)
         row = replay(
-            block.kind, block.job, block.at_s, block.gpu_count, block.gpus, self._last_s, self._phase, self._owner,
-            b.submit_ms / 1000, b.truth.gpus, np.where(cluster.node_up, cluster.node_kind, -1)[cluster.gpu_node],
+            block.kind, block.job, block.at_s, block.done, block.gpu_count, block.gpus, self._last_s, self._seen,
+            b.submit_ms / 1000, b.truth.gpus, b.reported.iterations * (1 + 1e-9),
+            np.where(cluster.node_up, cluster.node_kind, -1)[cluster.gpu_node],
         )  # fmt: skip
         if row >= 0:
             does = {ENDS: "end", STARTS: "start"}.get(int(block.kind[row]), "stop")
             name = self.controller.job_store.name(int(block.job[row]))
             self._fail(event, f"{name} cannot {does} at {block.at_s[row]} s, or not there")
-        wrong = np.where(self._phase == FINISHED, b.done_ms != b.total_ms, b.done_ms > b.total_ms * (1 + 1e-9))
+        seen, columns = self._seen, self.controller.job_store.columns
+        wrong = np.where(seen.phase == FINISHED, b.done_ms != b.total_ms, b.done_ms > b.total_ms * (1 + 1e-9))
         if wrong.any():
             job = int(np.argmax(wrong))
             self._fail(event, f"{self.controller.job_store.name(job)} did {b.done_ms[job]} of {b.total_ms[job]} ms")
+        for name in Replayed._fields[2:]:
+            ours, theirs = getattr(seen, name), columns[name][: len(wrong)]
+            same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
+            if not same.all():
+                job = int(np.argmin(same))
+                of = f"{name} of {self.controller.job_store.name(job)}"
+                self._fail(event, f"{of} is {theirs[job]}, and {ours[job]} by its starts and stops")
         self._times(event)
 
     def _times(self, event: messages.Event) -> None:

@@ -149,7 +149,8 @@ class Twin:
     """Some instants of a stretched run message by message, compared with it after each.
 
     It takes over the state of the run before the first of them. An instant costs about forty times as much as in the
-    kernel, so after the first `DENSE` ones it goes through one in `PART`, `LEAST` or more in a row.
+    kernel, so after the first `DENSE` ones it takes a row of them, `LEAST` or one in `PART` of as many as there are
+    jobs, and lets as many as there are jobs pass.
     """
 
     DENSE, PART, LEAST = 50, 50, 20
@@ -188,7 +189,7 @@ class Twin:
         single = self.controller.job_store.departed[departures : self.controller.job_store.departures]
         _refuse_differences(self.controller, {"order of ends": left}, {"order of ends": single}, None)
         self.instants = max(len(backend.truth) // self.PART, self.LEAST)
-        self.due = int(counts[layout.INSTANTS]) + self.PART * self.instants
+        self.due = int(counts[layout.INSTANTS]) + max(len(backend.truth), self.LEAST)
 
     def _compare(self, s: Stretch, theirs: dict[str, Any], ours: dict[str, Any], jobs: IntArray) -> None:
         """What is known of these jobs, of all GPUs and of the run."""

@@ -11,6 +11,7 @@ import pytest
 from plait.control.controller import Controller
 from plait.control.drive import ENDS, STARTS, STOPS, Block
 from plait.control.history import History
+from plait.control.job_rows import RUNNING
 from plait.core.arrays import FloatArray, IntArray
 from plait.core.cluster import Cluster
 from plait.core.errors import SimulationError
@@ -333,14 +334,25 @@ def test_rows_of_a_block_are_replayed(rows: list[tuple[int, int, float, list[int
     controller.job_store.append(backend.reported, 0.0)
     kind, job, at_s, gpus = zip(*rows, strict=True)
     count = np.array([len(some) for one, some in zip(kind, gpus, strict=True) if one == STARTS], dtype=np.int64)
-    columns = np.array(kind), np.array(job), np.array(at_s), np.zeros(len(count)), count
-    block = Block(*columns, np.array([gpu for some in gpus for gpu in some], dtype=np.int64), 1, 9.0)
-    check = Invariants(controller, backend)
-    if fault is None:
-        check.take(block)
+    block = Block(
+        np.array(kind), np.array(job), np.array(at_s), np.zeros(len(count)), count,
+        np.array([gpu for some in gpus for gpu in some], dtype=np.int64), 1, 9.0,
+    )  # fmt: skip
+    if fault is not None:
+        with pytest.raises(SimulationError, match=re.escape(fault)):
+            Invariants(controller, backend).take(block)
         return
-    with pytest.raises(SimulationError, match=re.escape(fault)):
-        check.take(block)
+    columns = controller.job_store.columns
+    values: dict[str, float] = {"phase": RUNNING, "starts": 2, "first_start_s": 3, "last_start_s": 5}
+    values |= {"pending_since_s": 4, "end_s": np.nan}
+    for name, value in values.items():
+        columns[name][0] = value
+    Invariants(controller, backend).take(block)
+    for name, value in values.items():
+        columns[name][0] = np.nan_to_num(value, nan=8) + 1
+        with pytest.raises(SimulationError, match=f"{name} of job 'j0' .* by its starts and stops"):
+            Invariants(controller, backend).take(block)
+        columns[name][0] = value
 
 
 @pytest.mark.parametrize("rule", [None, *MUTATIONS])
