@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from live_cases import Cluster, Node
 
@@ -257,6 +258,18 @@ def test_a_forecast_goes_past_many_reservations_or_has_no_latest_start(c: Cluste
         assert 100_000.0 < (found.start.half_s[0] or 0.0) < last_s
         assert found.start.wide_s[1] is found.end.half_s[1] is found.start.half_s[1] is None
         assert "reserved nodes keep it waiting until then, and it may start much later" in found.assumptions[0]
+
+
+def test_a_job_that_reserved_nodes_bar_waits_for_the_ends_of_others_not_for_its_own(c: Cluster) -> None:
+    reserve(c, "n1", in_s=100_000.0)
+    c.submit(*[{**OTHERS, "iterations": 1000}] * 3, then_s=2.2)
+    assert states(c) == ["running", "waiting", "waiting"]
+    c.nodes[0].report(0, steps=100.0, step_s=1.0, held_s=c.now, then_s=2.2)
+    copy = QueueCopy.of(c.engine.context, c.now)
+    found = foresee(copy.arrays(), History(), c.now, releases=copy.releases)
+    first, second = np.median(found.starts_s, axis=0)[1:]
+    assert 700.0 < first < 1100.0
+    assert second > first + 100.0
 
 
 def test_a_job_waits_for_a_reservation_that_begins_after_an_end(c: Cluster) -> None:

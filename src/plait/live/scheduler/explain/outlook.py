@@ -167,12 +167,22 @@ def foresee(
 
 
 def allowed(queue: QueueArrays, left_s: FloatArray, releases: Mapping[int, Release]) -> tuple[FloatArray, FloatArray]:
-    """Starts and ends of all jobs (draws, jobs), seconds from now, where the policy's decisions allow them."""
+    """Starts and ends of all jobs (draws, jobs), seconds from now, where the policy's decisions allow them.
+
+    A job waits for the ends of jobs that start after fewer ends, as they are moved themselves: not for its own.
+    """
     starts_s, ends_s, _ = played(queue, left_s)
-    then_s = started(starts_s, ends_s, [releases.get(number) for number in queue.numbers.tolist()])
-    never = np.isinf(starts_s)  # the policy may still start a job that does not fit next to the running ones
-    with np.errstate(invalid="ignore"):
-        return then_s, np.where(never, then_s + left_s, ends_s + (then_s - starts_s))
+    known = [releases.get(number) for number in queue.numbers.tolist()]
+    turns = np.array([-1 if one is None else one.ends for one in known], dtype=np.int64)
+    for turn in np.unique(turns[turns >= 0]).tolist():
+        jobs = np.flatnonzero(turns == turn)
+        before_s = starts_s[:, jobs]
+        then_s = started(before_s, ends_s[:, turns < turn], [known[job] for job in jobs.tolist()])
+        never = np.isinf(before_s)  # the policy may still start a job that does not fit next to the running ones
+        with np.errstate(invalid="ignore"):
+            ends_s[:, jobs] = np.where(never, then_s + left_s[:, jobs], ends_s[:, jobs] + (then_s - before_s))
+        starts_s[:, jobs] = then_s
+    return starts_s, ends_s
 
 
 def middles(queue: QueueArrays, left_s: FloatArray) -> dict[int, float]:
