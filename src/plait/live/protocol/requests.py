@@ -167,7 +167,7 @@ def ina_of(request: Mapping[str, Any]) -> InaRequest:
 def limits_of(request: Mapping[str, Any]) -> BatchLimits | None:
     """The bounds of the batch of an adaptive job; None if the job does not adapt. `InputError` for invalid ones.
 
-    >>> limits_of({"batch": {"initial": 128, "most": 1024}})
+    >>> limits_of({"batch": {"initial": 128, "most": 1024}})  # doctest: +NORMALIZE_WHITESPACE
     BatchLimits(initial=128, most=1024, least_local=1, most_local=1024, accumulation=False, parameters=0,
                 example_bytes=0, zero_stage=-1)
     """
