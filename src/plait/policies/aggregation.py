@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import compress
 
 import numpy as np
 
@@ -339,7 +340,10 @@ class WithAggregation:
                 # servers are still to be chosen are users: next to a worker a server has half of the link. Where a
                 # switch answers, routes are only named after a server, which is in a rack of the job.
                 best: dict[tuple[int, bool], int] = {}
-                for node in up:
+                reserved = view.cluster.reserved
+                barred = view.jobs.columns["barred"][job.number] if reserved else ()
+                closed = frozenset[str]().union(*compress(reserved, barred))
+                for node in (node for node in up if graph.nodes[node] not in closed):
                     leaf = graph.leaf(node)
                     key = leaf, node in nodes
                     if (leaf in racks or not self._answers) and (key not in best or crowd[node] < crowd[best[key]]):

@@ -7,7 +7,7 @@ import pytest
 
 from plait.control.controller import Controller
 from plait.control.history import History
-from plait.control.messages import Grant, JobSubmitted, ReplanDue, SwitchJoined, SwitchLost, Wake
+from plait.control.messages import Grant, JobSubmitted, NodesReserved, ReplanDue, SwitchJoined, SwitchLost, Wake
 from plait.control.metrics import measure
 from plait.core.cluster import Cluster
 from plait.core.errors import InputError
@@ -15,7 +15,7 @@ from plait.core.highs import HAVE_HIGHS
 from plait.core.ina_request import ROUTES, InaRequest
 from plait.core.jobs import JobBatch, JobSpec
 from plait.core.network_grants import NetworkGrant, by_job
-from plait.core.plan import Group, Member, Plan
+from plait.core.plan import Group, Member, NodeReservation, Plan
 from plait.core.policy import View
 from plait.core.resources import StageProfile
 from plait.network.fluid.granted import granted_exchange
@@ -248,6 +248,17 @@ def test_a_job_that_fills_its_racks_has_its_server_on_a_free_node_elsewhere(mana
     racks = networked(Cluster.parse("16x4@4"), f"leaf-spine:aggregators=20000,aggregating=all,levels={levels}")
     for gpus in (16, 32):
         assert decided(f"fifo:ina={manager}", wide(1, gpus=gpus), racks).grants[0].server >= gpus // 4
+
+
+@pytest.mark.parametrize("manager", ["atp", "inalloc"])
+def test_no_server_is_on_a_node_that_is_reserved_for_others(manager: str) -> None:
+    racks = networked(Cluster.parse("16x4@4"), "leaf-spine:aggregators=20000,aggregating=all")
+    controller = Controller(make_policy(f"fifo:ina={manager}"), racks)
+    reserved = tuple(racks.nodes[at].id for at in range(4, 15))
+    controller.handle(NodesReserved(0.0, NodeReservation("r", reserved, "p", 0.0, 1e6)))
+    controller.handle(JobSubmitted(0.0, 0, wide(1, gpus=16)))
+    controller.handle(ReplanDue(0.0))
+    assert controller.grants[0].server == 15
 
 
 def test_memory_is_reviewed_while_deadlines_could_use_more() -> None:
