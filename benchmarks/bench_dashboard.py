@@ -32,7 +32,7 @@ QUICK = "--quick" in sys.argv
 JOBS, NODES = (1_000, 100) if QUICK else (10_000, 1_000)
 PAGES = (
     "/", "/jobs", "/jobs?q=model7", "/jobs/j-1", "/jobs/j-1/change", "/queue", "/nodes", "/nodes/n1", "/events",
-    "/costs", "/policy", "/submit", "/what-if", "/what-if?nodes=%2B2x8", "/reports",
+    "/costs", "/policy", "/submit", "/what-if", "/what-if?nodes=%2B2x8",
 )  # fmt: skip
 
 

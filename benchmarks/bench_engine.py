@@ -64,7 +64,7 @@ def main() -> None:
     if "--guests" not in sys.argv:
         figures += beside_c(5_000 if small else 20_000, 16 if small else 63)
         figures += message_by_message(200 if small else 2_000)
-        figures += checked(100 if small else 1_000)
+        figures += checked(300 if small else 1_000)
     if "--guests" not in sys.argv and not small:
         figures += beside_c(count, nodes, ("srsf", "2d-las"), ("ideal",))
     figures += with_guests(count, nodes)

@@ -46,7 +46,7 @@ def play_merged(
             assert own.kind == gate, own.reason
             time.sleep(max(0.0, begin - time.monotonic()))
             run = _prefetching if prefetch else _plain
-            ends[index] = [e - begin for e in run(own, mix[index], iterations, float("inf"), devices)]
+            ends[index] = [e - begin for e in run(own, mix[index], iterations, float("inf"), devices, 0.0)]
             timeouts[0] += own.stats.timeouts
             own.close()
 
