@@ -68,9 +68,9 @@ class ApiClient:
         if status < 400:
             return value
         error = value.get("error") if isinstance(value, dict) else None
-        said = error if isinstance(error, dict) else {}
-        message = str(said.get("message") or f"the service answered {status}")
-        raise Refused(status, message, said.get("next"), said.get("field"))
+        fields = error if isinstance(error, dict) else {}
+        message = str(fields.get("message") or f"the service answered {status}")
+        raise Refused(status, message, fields.get("next"), fields.get("field"))
 
     async def pass_on(self, path: str, query: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Let the API answer the browser's request for a page, as it comes: for streams."""

@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 _STAYS = "as it is"
 
 
-def _submit(asked: Asked, context: typer.Context) -> None:
-    if asked.show_schema:
+def _submit(request: Asked, context: typer.Context) -> None:
+    if request.show_schema:
         typer.echo(schema_text(), nl=False)
         return
-    ready = requests_of(asked, os.environ, here=runs_here(asked.home, os.environ))
-    if asked.what_if:
-        _what_if(ready, asked)
+    ready = requests_of(request, os.environ, here=runs_here(request.home, os.environ))
+    if request.what_if:
+        _what_if(ready, request)
         return
-    with client(asked.home) as service:
+    with client(request.home) as service:
         answers = service.submit(ready)
-    if strays := misplaced(asked.command or (), context.meta.get(TYPED, ())):
+    if strays := misplaced(request.command or (), context.meta.get(TYPED, ())):
         note(strays)
-    _tell(answers, asked.as_json)
-    if asked.wait:
-        await_ends([answer.id for answer in answers], None, asked.home)
+    _tell(answers, request.as_json)
+    if request.wait:
+        await_ends([answer.id for answer in answers], None, request.home)
 
 
 @command(Asked, _submit, context=True)
@@ -62,11 +62,11 @@ def submit() -> None:
     """
 
 
-def _what_if(ready: Sequence[Mapping[str, Any]], asked: Asked) -> None:
+def _what_if(ready: Sequence[Mapping[str, Any]], request: Asked) -> None:
     """Show the outlook of each job by itself; nothing is submitted."""
-    with client(asked.home) as service:
+    with client(request.home) as service:
         found = [service.what_if(job) for job in ready]
-    if asked.as_json:
+    if request.as_json:
         print_json(found)
         return
     for i, one in enumerate(found, start=1):
@@ -169,14 +169,14 @@ def release(
         _print([service.update(job, {"hold": False}) for job in chosen(service, jobs, tag)], as_json)
 
 
-def _update(asked: UpdateRequest) -> None:
-    fields = asked.given
+def _update(request: UpdateRequest) -> None:
+    fields = request.given
     if not fields:
         raise InputError("nothing is to change; give e.g. --priority 5, --gpus 2 or --class opportunistic")
-    with client(asked.home) as service:
-        jobs = chosen(service, asked.jobs, asked.tag)
-        answers = [service.update(job, fields, may_lose_work=asked.may_lose_work) for job in jobs]
-    _print(answers, asked.as_json)
+    with client(request.home) as service:
+        jobs = chosen(service, request.jobs, request.tag)
+        answers = [service.update(job, fields, may_lose_work=request.may_lose_work) for job in jobs]
+    _print(answers, request.as_json)
 
 
 @command(UpdateRequest, _update)
@@ -195,10 +195,10 @@ def update() -> None:
     """
 
 
-def _clone(asked: CloneRequest) -> None:
-    with client(asked.home) as service:
-        answer = service.clone(asked.job, asked.given, from_checkpoint=asked.from_checkpoint)
-    if asked.as_json:
+def _clone(request: CloneRequest) -> None:
+    with client(request.home) as service:
+        answer = service.clone(request.job, request.given, from_checkpoint=request.from_checkpoint)
+    if request.as_json:
         print_json(answer)
         return
     typer.echo(answer.id)
@@ -247,10 +247,10 @@ class Choices:
     as_json: JsonFlag = False
 
 
-def _choose(asked: Choices) -> None:
+def _choose(request: Choices) -> None:
     from plait.live.scheduler.explain.choices import parse_priorities
 
-    if asked.log is not None:
+    if request.log is not None:
         from plait.cli.commands.explain import saved_events
         from plait.cli.policy_modules import only_allowed
         from plait.live.scheduler.context import Context
@@ -263,27 +263,27 @@ def _choose(asked: Choices) -> None:
         from plait.outlook.log_replay import read_rows, replay
 
         watch = LogCoverage(forecasts=False)
-        rows = list(read_rows(only_allowed(saved_events(asked.log), ())))
+        rows = list(read_rows(only_allowed(saved_events(request.log), ())))
         state = replay(rows, compare=False, observe=watch).state
         copy = QueueCopy.of(Context(state, Options(), 0, 0), state.now_s)
         if copy is None:
-            raise InputError(f"{asked.log}: no node ever joined this cluster, so it has no queue")
+            raise InputError(f"{request.log}: no node ever joined this cluster, so it has no queue")
         network = state.network.declared is not None
-        policy = None if asked.policy is None else live_policy(asked.policy, network)
+        policy = None if request.policy is None else live_policy(request.policy, network)
         choice = Choice(
-            asked.policy or "", policy, asked.nodes or "", tuple(asked.without or ()),
-            parse_priorities(asked.priority or ()),
+            request.policy or "", policy, request.nodes or "", tuple(request.without or ()),
+            parse_priorities(request.priority or ()),
         )  # fmt: skip
         found = compare(copy, foresee(copy.arrays(), watch.coverage.history, state.now_s), choice)
     else:
-        with client(asked.home) as service:
+        with client(request.home) as service:
             found = service.what_if_queue(
-                policy=asked.policy, nodes=asked.nodes, without=asked.without or (),
+                policy=request.policy, nodes=request.nodes, without=request.without or (),
                 priority={f"j-{job}": value for job, value in parse_priorities(
-                    [_by_id(service, one) for one in asked.priority or ()]
+                    [_by_id(service, one) for one in request.priority or ()]
                 ).items()},
             )  # fmt: skip
-    if asked.as_json:
+    if request.as_json:
         print_json(found)
         return
     for line in choice_lines(found):

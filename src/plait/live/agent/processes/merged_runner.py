@@ -355,8 +355,8 @@ def _claim_all(tasks: list[runner.Task], mark: str) -> list[runner.Task]:
 def main() -> int:
     """Carry out the tasks on standard input."""
     try:
-        said = json.loads(sys.stdin.buffer.read())
-        host, tasks = runner.Task(**said["host"]), [runner.Task(**one) for one in said["members"]]
+        message = json.loads(sys.stdin.buffer.read())
+        host, tasks = runner.Task(**message["host"]), [runner.Task(**one) for one in message["members"]]
     except ValueError:
         return 0  # the agent died while it wrote: nothing was started
     os.umask(0o077)
